@@ -1,0 +1,68 @@
+"""How many drafts of a batch to verify: pure arithmetic over arrays, no torch, no vLLM.
+
+The rule is DSpark's (confidence-scheduled verification) as upstream implements it in
+`AdaptiveVerificationManager.get_num_tokens`: verify the number of drafts that maximises expected tokens per
+millisecond, taking drafts in order of their survival probability.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class CostTables(NamedTuple):
+    """Milliseconds of a step, by size."""
+
+    draft_ms: NDArray[np.float64]
+    """[max requests + 1] cost of drafting for that many requests."""
+    verify_ms: NDArray[np.float64]
+    """[max batch tokens + 1] cost of a target step over that many tokens."""
+
+
+def survival_probabilities(confidences: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Probability that each draft and all before it are accepted.
+
+    Args:
+        confidences: [requests, steps] probability that a draft is accepted, given that those before it were.
+
+    Returns:
+        [requests, steps], never rising along a request.
+    """
+    return np.cumprod(confidences.astype(np.float64), axis=1)
+
+
+def choose_budget(
+    survival: NDArray[np.float64],
+    eligible: NDArray[np.integer],
+    *,
+    sampling_requests: int,
+    other_tokens: int,
+    max_budget: int,
+    costs: CostTables,
+) -> int:
+    """The number of drafts whose verification maximises expected tokens per millisecond.
+
+    Every sampling request yields one token whatever is verified; a draft adds its survival probability. Drafts
+    are taken best first, so the k-th budget adds the k best survivals.
+
+    Args:
+        survival: [requests, steps] survival probabilities.
+        eligible: [requests] drafts of each request that may be verified; the others are ignored.
+        sampling_requests: Requests that sample a token in this step.
+        other_tokens: Tokens of the batch that are not drafts.
+        max_budget: Upper bound, for example what the rejection sampler can take in one chunk.
+        costs: Cost tables that reach `other_tokens + max_budget` tokens.
+
+    Returns:
+        A budget from 0 to min(sum of eligible, max_budget). The smallest one among equals.
+    """
+    requests, steps = survival.shape
+    slots = np.arange(steps)[None, :] < eligible[:, None]
+    limit = min(int(eligible.sum()), max(0, max_budget))
+    scores = np.sort(survival[slots])[::-1][:limit]
+    expected_tokens = sampling_requests + np.concatenate(([0.0], np.cumsum(scores)))
+    milliseconds = costs.draft_ms[requests] + costs.verify_ms[other_tokens : other_tokens + limit + 1]
+    return int(np.argmax(expected_tokens / milliseconds))

@@ -1,0 +1,130 @@
+"""The ledger: every patch, why it is allowed to exist, and when it goes away. Data only.
+
+`install` reads it to decide what applies here; `dspark-serve patches` prints it; a test holds every row against
+the real wheels of the releases it names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from patches.hardware import CPU, CUDA_HOPPER, ROCM_GFX950
+
+RELEASES = ("0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
+"""The vLLM releases with adaptive verification that were validated. Nothing else is opted in by a pattern."""
+
+EVERYWHERE = frozenset({CUDA_HOPPER, ROCM_GFX950, CPU})
+
+
+class Status(StrEnum):
+    """What became of a patch on a release and a hardware."""
+
+    APPLIED = "applied"
+    NOT_NEEDED = "not needed"
+    OTHER_HARDWARE = "not for this hardware"
+    SWITCHED_OFF = "switched off"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One row of the ledger.
+
+    Attributes:
+        id: Stable name, used in metrics and settings.
+        what: What it fixes, in a sentence.
+        upstream: The upstream change or report, and the release that has it.
+        hardware: Hardware names it is for.
+        releases: vLLM releases that need it.
+        replaces: Upstream symbols it replaces, as `module:qualified.name`. A symbol has at most one such patch.
+        wraps: Upstream symbols it calls through to, or whose behaviour it relies on.
+        module: The module here that implements it; imported only where the patch applies.
+        removal: When the row can be deleted.
+        switchable: Whether `DSPARK_PATCHES_OFF` may name it (to measure it); a correctness patch may not.
+        bound_in: Per symbol, every upstream module that binds it by name.
+    """
+
+    id: str
+    what: str
+    upstream: str
+    hardware: frozenset[str]
+    releases: tuple[str, ...]
+    module: str
+    removal: str
+    replaces: tuple[str, ...] = ()
+    wraps: tuple[str, ...] = ()
+    switchable: bool = False
+    bound_in: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Every upstream symbol whose fingerprint must be known before the patch is applied."""
+        return self.replaces + self.wraps
+
+
+_RUNNER = "vllm.v1.worker.gpu.model_runner"
+_ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+_ATTENTION = "vllm.v1.worker.gpu.attn_utils"
+
+LEDGER: tuple[Patch, ...] = (
+    Patch(
+        id="cpu-engine",
+        what="Runs the V2 model runner, DSpark and adaptive verification on a CPU, kernels interpreted",
+        upstream="none: upstream's CPU platform forces graphs off and adaptive verification insists on them",
+        hardware=frozenset({CPU}),
+        releases=("0.32.0",),
+        module="patches.cpu.engine",
+        removal="when upstream serves adaptive verification on its CPU platform",
+        replaces=(
+            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend",
+            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode",
+            f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
+        ),
+        wraps=(
+            f"{_ADAPTIVE}:_assign_draft_token_budget",
+            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
+            "vllm.config.vllm:VllmConfig._validate_adaptive_verification",
+            "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
+        ),
+        bound_in={
+            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend": (_ADAPTIVE,),
+            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode": (_RUNNER,),
+            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager": (_RUNNER,),
+        },
+    ),
+    Patch(
+        id="adaptive-manager",
+        what="The one manager whose stages choose the budget: placeholder drafts take none of it",
+        upstream="the scheduler pads new decodes with -1 drafts and a fresh request's confidence of 1.0 admits them",
+        hardware=EVERYWHERE,
+        releases=RELEASES,
+        module="patches.adaptive",
+        removal="when upstream leaves padded drafts out of its budget",
+        replaces=(f"{_ADAPTIVE}:AdaptiveVerificationManager.get_num_tokens",),
+        wraps=(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.compact_batch",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",
+            f"{_RUNNER}:GPUModelRunner.gather_batch_req_state",
+        ),
+        bound_in={f"{_ADAPTIVE}:AdaptiveVerificationManager": (_RUNNER,)},
+    ),
+    Patch(
+        id="verification-telemetry",
+        what="Counts proposed, verified and accepted drafts where they are decided, in the worker",
+        upstream="#51303: upstream counts scheduled drafts, so its acceptance rate falls when the budget trims",
+        hardware=EVERYWHERE,
+        releases=RELEASES,
+        module="patches.telemetry.patch",
+        removal="when upstream exports what the budget admitted",
+        wraps=(
+            f"{_RUNNER}:GPUModelRunner.__init__",
+            f"{_RUNNER}:GPUModelRunner.prepare_inputs",
+            f"{_RUNNER}:GPUModelRunner.sample_tokens",
+            "vllm.v1.worker.gpu.async_utils:AsyncOutput.get_output",
+        ),
+        switchable=True,
+    ),
+)
+"""In the order of installation: a later patch wraps what an earlier one left."""

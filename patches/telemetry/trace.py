@@ -1,0 +1,73 @@
+"""A trace of every decision, one JSON object a line, for checking and for debugging.
+
+`DSPARK_TRACE_FILE` names the file. A trace copies confidences and admitted counts to the host in every step, which
+waits for the device: it is not for production. Only tensor-parallel rank 0 of engine 0 should write one; two writers
+would mix their lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import IO, Any
+
+FILE_VARIABLE = "DSPARK_TRACE_FILE"
+
+_file: IO[str] | None = None
+
+
+def enabled() -> bool:
+    """Whether a trace was asked for."""
+    return FILE_VARIABLE in os.environ
+
+
+def record_ranking(
+    request_ids: Sequence[str], *, budget: int, eligible: Sequence[int], confidences: Any, admitted: Any
+) -> None:
+    """One line for the ranking of a step.
+
+    Args:
+        request_ids: The batch, in order.
+        budget: Drafts to verify.
+        eligible: [requests] drafts that were really drafted.
+        confidences: [requests, steps] tensor of the confidences that were ranked.
+        admitted: [requests] tensor of the drafts admitted.
+    """
+    _write(
+        kind="ranking",
+        requests=list(request_ids),
+        budget=budget,
+        eligible=list(eligible),
+        confidences=confidences.tolist(),
+        admitted=admitted.tolist(),
+    )
+
+
+def record_verification(
+    request_ids: Sequence[str], *, plan: str, proposed: int, verified: int, accepted: Sequence[int]
+) -> None:
+    """One line for the outcome of a step.
+
+    Args:
+        request_ids: The requests that had drafts.
+        plan: One of `patches.telemetry.counters.PLANS`.
+        proposed: Drafts that were really drafted.
+        verified: Drafts that were admitted.
+        accepted: Drafts accepted, per request.
+    """
+    _write(
+        kind="verification",
+        requests=list(request_ids),
+        plan=plan,
+        proposed=proposed,
+        verified=verified,
+        accepted=list(accepted),
+    )
+
+
+def _write(**record: object) -> None:
+    global _file
+    if _file is None:
+        _file = open(os.environ[FILE_VARIABLE], "a", buffering=1)  # noqa: SIM115: open as long as the process is
+    _file.write(json.dumps(record) + "\n")

@@ -1,0 +1,1 @@
+"""The wrapper server: profile -> preflight -> engine -> app -> metrics."""
