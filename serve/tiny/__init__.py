@@ -1,0 +1,1 @@
+"""The bundled model pair: a one-million-parameter target and its DSpark draft."""
