@@ -40,9 +40,7 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
     plan: StepPlan | None = None
     """The decision for the step in preparation."""
 
-    def get_num_tokens(
-        self, num_tokens_per_req: Mapping[str, int], draft_tokens: Mapping[str, Sequence[int]]
-    ) -> int:
+    def get_num_tokens(self, num_tokens_per_req: Mapping[str, int], draft_tokens: Mapping[str, Sequence[int]]) -> int:
         """Choose the step's budget; returns the tokens of the step with that many drafts.
 
         Takes the place of `AdaptiveVerificationManager.get_num_tokens` and leaves `_batch_budget` as upstream's

@@ -97,9 +97,7 @@ class CounterWriter:
         self._words[_DRAFTS_AT] = max_drafts
         self._words[_MAGIC_AT] = _MAGIC
 
-    def add_step(
-        self, *, plan: str, proposed: int, verified: int, acceptance_lengths: NDArray[np.integer]
-    ) -> None:
+    def add_step(self, *, plan: str, proposed: int, verified: int, acceptance_lengths: NDArray[np.integer]) -> None:
         """Count one verification step.
 
         Args:

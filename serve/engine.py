@@ -1,0 +1,168 @@
+"""vLLM's engine and vLLM's own FastAPI app, started inside this process.
+
+The only module here that touches vLLM's private modules (`vllm.entrypoints.launchers`, `vllm.v1.engine`). It does
+what `build_async_engine_client` and `build_and_serve` do, in two steps that never block the event loop: upstream's
+client is asynchronous in name only and would freeze `/livez` for the whole load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from serve.errors import InputError
+from serve.lifecycle import Phase
+
+
+class EngineStartError(Exception):
+    """The engine could not be started with a configuration that was accepted."""
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message without line breaks, or its name where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class Engine:
+    """A running engine and the app that serves it.
+
+    Attributes:
+        client: vLLM's `AsyncLLM`.
+        app: vLLM's FastAPI app, or None before `open`.
+    """
+
+    def __init__(self, client: Any, arguments: Any) -> None:
+        self.client = client
+        self.app: ASGIApp | None = None
+        self._arguments = arguments
+        self._lifespan: contextlib.AsyncExitStack | None = None
+
+    @property
+    def config(self) -> Any:
+        """vLLM's `VllmConfig`."""
+        return self.client.vllm_config
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names that clients may ask for, the first one in metrics."""
+        return list(self._arguments.served_model_name or [self._arguments.model])
+
+    @property
+    def death(self) -> str | None:
+        """Why the engine is dead, or None while it lives."""
+        if not self.client.errored:
+            return None
+        return one_line(self.client.dead_error)
+
+    async def open(self, server: object) -> None:
+        """Build vLLM's app, run its start-up and take requests.
+
+        Args:
+            server: The uvicorn server that vLLM's handlers may ask to end.
+        """
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+
+        await self.client.reset_mm_cache()
+        tasks = await self.client.get_supported_tasks()
+        app = build_app(self._arguments, tasks, self.client.model_config)
+        await init_app_state(self.client, app.state, self._arguments, tasks)
+        app.state.server = server
+        self._lifespan = contextlib.AsyncExitStack()
+        await self._lifespan.enter_async_context(app.router.lifespan_context(app))
+        self.app = app
+
+    async def close(self) -> None:
+        """End vLLM's app. The engine itself is ended by `shutdown`."""
+        if self._lifespan is not None:
+            await self._lifespan.aclose()
+            self._lifespan = None
+
+    def shutdown(self) -> None:
+        """End the engine processes. Blocks until they are gone."""
+        self.client.shutdown(timeout=0)
+
+
+def start_engine(command_line: list[str], begin: Callable[[Phase], None]) -> Engine:
+    """Start an engine. Blocks for the whole load: call it from a thread.
+
+    Args:
+        command_line: The arguments of `vllm serve`.
+        begin: Told each step as it begins.
+
+    Raises:
+        InputError: vLLM refuses an argument or their combination.
+        EngineStartError: the engine failed while it was started.
+    """
+    begin(Phase.IMPORTING)
+    _import_vllm()
+    begin(Phase.CONFIGURING)
+    arguments = _parse(command_line)
+    config = _configure(arguments)
+    begin(Phase.LOADING)
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        client = AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=arguments.enable_log_requests,
+            aggregate_engine_logging=arguments.aggregate_engine_logging,
+            disable_log_stats=arguments.disable_log_stats,
+        )
+    except Exception as error:
+        raise EngineStartError(one_line(error)) from error
+    begin(Phase.BUILDING)
+    _import_app()
+    return Engine(client, arguments)
+
+
+def _import_vllm() -> None:
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+
+    cli_env_setup()
+    import vllm.v1.engine.async_llm  # noqa: F401
+
+
+def _import_app() -> None:
+    """Import here, in the start's thread, what `open` would otherwise import on the event loop."""
+    import vllm.entrypoints.launchers.api_server.app_state
+    import vllm.entrypoints.launchers.app  # noqa: F401
+
+
+def _parse(command_line: list[str]) -> Any:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        """vLLM's parser, with an exception in the place of usage text and exit."""
+
+        def error(self, message: str) -> None:
+            """Refuse the command line."""
+            raise InputError(f"vLLM refuses the engine arguments: {message}; see 'vllm serve --help=all'")
+
+    parser = make_arg_parser(Parser(prog="vllm serve"))
+    arguments = parser.parse_args(command_line)
+    if getattr(arguments, "model_tag", None):
+        arguments.model = arguments.model_tag
+    try:
+        validate_parsed_serve_args(arguments)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"vLLM refuses the engine arguments: {one_line(error)}") from error
+    return arguments
+
+
+def _configure(arguments: Any) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    try:
+        return AsyncEngineArgs.from_cli_args(arguments).create_engine_config(
+            usage_context=UsageContext.OPENAI_API_SERVER
+        )
+    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+        raise InputError(f"vLLM refuses this configuration: {one_line(error)}") from error
