@@ -11,7 +11,7 @@ import socket
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
@@ -61,7 +61,7 @@ def up(
     refuse_decided_here(arguments)
     prepare_environment(recipe)
     sock = listen(host, port)
-    raise typer.Exit(serve_profile(recipe, arguments, sock, verification, drain_seconds, access_log))
+    serve_profile(recipe, arguments, sock, verification, drain_seconds, access_log)
 
 
 def serve_profile(
@@ -71,8 +71,8 @@ def serve_profile(
     verification: Verification,
     drain_seconds: float,
     access_log: bool,
-) -> int:
-    """Run the server for a profile on a bound socket; returns the exit code."""
+) -> NoReturn:
+    """Run the server for a profile on a bound socket, then end the process with its exit code."""
     from patches import hardware
     from patches.install import survey, switched_off_ids, vllm_release, vllm_root
     from patches.telemetry.counters import DIRECTORY_VARIABLE
@@ -88,7 +88,7 @@ def serve_profile(
         switched_off=switched_off_ids(),
     )
     address, port = sock.getsockname()[:2]
-    code, abandoned = run(
+    code = run(
         Settings(
             profile_name=recipe.name,
             command_line=recipe.command_line(verification, arguments),
@@ -107,12 +107,12 @@ def serve_profile(
             access_log=access_log,
         )
     )
-    if abandoned:
-        # A start is blocked inside vLLM in a thread that cannot be ended: leave without waiting for it.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    # Leave without the interpreter's teardown: a start may still be blocked in its thread inside vLLM, and the
+    # engine's extension modules report leaks for pages while they are unloaded.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def refuse_decided_here(arguments: list[str]) -> None:

@@ -12,7 +12,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import psutil
 import uvicorn
+import uvloop
 from prometheus_client import REGISTRY
 
 from serve.app import Gateway, build_own_app
@@ -114,7 +115,6 @@ class Service:
         )
         self.gateway = Gateway(self.lifecycle, build_own_app(self.lifecycle, metrics, self.status))
         self._drain_asked = asyncio.Event()
-        self._start_thread: threading.Thread | None = None
 
     async def run(self) -> ExitCode:
         """Serve until asked to stop or until the engine is dead; returns the process's exit code."""
@@ -151,11 +151,6 @@ class Service:
             self.lifecycle.stop()
             logger.info("stopped")
         return self.lifecycle.exit_code
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether a start is still blocked in its thread, so that the interpreter must not wait for it."""
-        return self._start_thread is not None and self._start_thread.is_alive()
 
     def status(self) -> dict[str, Any]:
         """The body of `/dspark/status` beside the state."""
@@ -260,8 +255,7 @@ class Service:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(finish, result, failure)
 
-        self._start_thread = threading.Thread(target=body, name="dspark-engine", daemon=True)
-        self._start_thread.start()
+        threading.Thread(target=body, name="dspark-engine", daemon=True).start()
         return await done
 
     def _remove_counters(self) -> None:
@@ -284,14 +278,11 @@ class Service:
         )
 
 
-def run(settings: Settings) -> tuple[ExitCode, bool]:
-    """Run a server in a new event loop; returns its exit code and whether a start was abandoned."""
-    import uvloop
+def run(settings: Settings) -> ExitCode:
+    """Run a server in a new event loop; returns its exit code."""
 
-    async def main() -> tuple[ExitCode, bool]:
-        service = Service(settings)
-        return await service.run(), service.abandoned
+    async def serve() -> ExitCode:
+        return await Service(settings).run()
 
-    work: Coroutine[Any, Any, tuple[ExitCode, bool]] = main()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
+        return runner.run(serve())

@@ -130,8 +130,9 @@ def read(path: Path) -> Snapshot:
     with path.open("rb") as file:
         for _ in range(_READ_ATTEMPTS):
             file.seek(0)
-            words = np.frombuffer(file.read(_BYTES), dtype=np.int64)
-            if words.size != _WORDS or words[_MAGIC_AT] != _MAGIC:
+            content = file.read(_BYTES)
+            words = np.frombuffer(content, dtype=np.int64) if len(content) == _BYTES else None
+            if words is None or words[_MAGIC_AT] != _MAGIC:
                 raise CountersError(f"{path.name} is not a counter file of this version")
             file.seek(_SEQUENCE_AT * 8)
             after = int.from_bytes(file.read(8), "little")

@@ -1,0 +1,56 @@
+# dspark-serve: `make help` lists what there is.
+PORT ?= 8000
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Where pip finds the CPU build of PyTorch, if not already in its own configuration: the address of PyTorch's CPU
+# wheel index, as PyTorch's "Get Started" page names it for Linux, pip and CPU.
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test serve test lint bench-overhead requirements clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready ## Create .venv with the CPU engine and dspark-serve in it
+setup-test: $(VENV)/.ready-test ## The same, with what the tests need
+
+$(VENV)/.ready: requirements.lock pyproject.toml patches/cpu/distribution/pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "dspark-serve needs Python 3.11 or newer: make setup PYTHON=python3.11" >&2; exit 2; }
+	@echo "Installing vLLM's CPU engine and dspark-serve into $(VENV) (about two minutes the first time) ..."
+	@$(PIP_INSTALL) -r requirements.lock
+	@$(PIP_INSTALL) --no-build-isolation ./patches/cpu/distribution
+	@$(PIP_INSTALL) --no-build-isolation --editable .
+	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.version.cuda is not None)' || \
+	  { echo "PyTorch's CUDA build was installed: run 'make clean', then make with TORCH_INDEX= set to PyTorch's" \
+	  "CPU wheel index (see its Get Started page: Linux, pip, CPU)" >&2; exit 2; }
+	@touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready requirements-test.lock
+	@$(PIP_INSTALL) -r requirements-test.lock
+	@touch $@
+
+serve: setup ## Serve the bundled tiny pair on the CPU (PORT=8000)
+	@$(BIN)/dspark-serve up tiny-cpu --port $(PORT)
+
+test: setup-test lint ## Check style and types, and run every test
+	@$(BIN)/python -m pytest tests
+
+lint: setup-test ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench-overhead: setup-test ## Compare dspark-serve with plain vllm serve, alternating
+	@$(BIN)/python -m tests.bench.overhead
+
+requirements: ## Pin what a fresh environment resolves to
+	@tests/resolve_requirements.sh $(PYTHON)
+
+clean: ## Remove the environment
+	rm -rf $(VENV)

@@ -1,0 +1,116 @@
+"""Bad input: one line that names the thing and the remedy, exit code 2, no traceback, nothing started."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DSPARK = str(Path(sys.executable).with_name("dspark-serve"))
+
+
+def complaint(*arguments: str, **environment: str) -> str:
+    """Run a command that must be refused; returns its one line."""
+    done = subprocess.run(
+        [DSPARK, *arguments], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("dspark-serve: ")
+    return lines[0]
+
+
+def test_an_unknown_profile_names_the_known_ones() -> None:
+    assert "no profile 'tiny-gpu': use one of" in complaint("up", "tiny-gpu")
+    assert "tiny-cpu" in complaint("up", "tiny-gpu")
+
+
+def test_a_missing_profile_file_is_named() -> None:
+    assert "/nowhere/mine.yaml" in complaint("up", "/nowhere/mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("name: [", "is not YAML"),
+        ("name: mine", "model: Field required"),
+        ("- a\n- b", "is not valid"),
+        ("", "is not valid"),
+    ],
+)
+def test_a_broken_profile_says_what_is_broken(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    assert named in complaint("up", str(path))
+
+
+def test_a_misspelt_key_is_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "name: a\ndescription: b\nhardware: cpu\nmodel: m\nsource: s\nspeculative_config: {}\nengine_arg: {}\n"
+    )
+    assert "engine_arg: Extra inputs are not permitted" in complaint("up", str(path))
+
+
+def test_a_missing_model_directory_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"name: a\ndescription: b\nhardware: cpu\nmodel: {tmp_path}/gone\nsource: s\nspeculative_config: {{}}\n"
+    )
+    assert f"{tmp_path}/gone does not exist" in complaint("up", str(path))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("--port", "web", "--port"),
+        ("--port", "0", "--port"),
+        ("--port", "65536", "--port"),
+        ("--verification", "sometimes", "adaptive"),
+        ("--drain-seconds", "-1", "--drain-seconds"),
+        ("--prot", "1", "--prot"),
+    ],
+)
+def test_a_wrong_value_is_named(option: str, value: str, named: str) -> None:
+    assert named in complaint("up", "tiny-cpu", option, value)
+
+
+def test_a_wrong_environment_value_is_named() -> None:
+    assert "DSPARK_PORT" in complaint("up", "tiny-cpu", DSPARK_PORT="web")
+
+
+def test_a_taken_port_is_named_with_the_remedy() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        line = complaint("up", "tiny-cpu", "--port", port)
+    assert f"127.0.0.1:{port}" in line
+    assert "--port" in line
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    assert "192.0.2.1:8000" in complaint("up", "tiny-cpu", "--host", "192.0.2.1")
+
+
+def test_a_server_option_after_the_dashes_names_where_it_goes() -> None:
+    assert "--port cannot be given to vLLM here: give --port before the --" in complaint(
+        "up", "tiny-cpu", "--", "--port", "9"
+    )
+    assert "--speculative-config" in complaint("up", "tiny-cpu", "--", "--speculative_config.method=ngram")
+
+
+def test_development_mode_is_refused() -> None:
+    assert "VLLM_SERVER_DEV_MODE" in complaint("up", "tiny-cpu", VLLM_SERVER_DEV_MODE="1")
+
+
+def test_an_unwritable_counter_directory_is_named() -> None:
+    assert "DSPARK_TELEMETRY_DIR" in complaint("up", "tiny-cpu", "--port", "18999", DSPARK_TELEMETRY_DIR="/proc/nope")
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert "serv" in complaint("serv")
