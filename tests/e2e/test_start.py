@@ -1,0 +1,100 @@
+"""A start as a client sees it, and every way it can go wrong."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.running import MODEL, serving
+
+
+def test_every_state_is_visible_from_the_first_second(tmp_path: Path) -> None:
+    """Listening before vLLM is even imported; refusing politely; then ready; then a clean stop."""
+    with serving(tmp_path) as server:
+        server.wait_until_listening()
+        ready = server.client.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json()["phase"] == "importing vLLM"
+        refused = server.client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert refused.json()["error"]["code"] == 503
+        phases = []
+        while (ready := server.client.get("/readyz")).status_code == 503:
+            if ready.json()["phase"] not in phases:
+                phases.append(ready.json()["phase"])
+            assert server.client.get("/livez").status_code == 200
+            metrics, status = server.client.get("/metrics"), server.client.get("/dspark/status").json()
+            assert metrics.status_code == 200
+            assert status["profile"] == MODEL
+            if status["state"] == "starting":  # it may just have become ready
+                assert 'dspark_state{state="starting"} 1.0' in metrics.text
+        assert phases == sorted(phases, key=PHASES.index)
+        assert len(phases) >= 3
+
+        assert re.search(r"curl (\S+)/v1/completions", server.log.read_text()), "no curl line was printed"
+        assert server.complete("def f(x):", max_tokens=4)["usage"]["completion_tokens"] == 4
+        status = server.client.get("/dspark/status").json()
+        assert status["state"] == "ready"
+        assert status["engine"]["speculative"]["adaptive_verification"] is True
+        assert status["engine"]["speculative"]["num_speculative_tokens"] == 5
+        assert {row["status"] for row in status["patches"]} <= {"applied", "not needed", "not for this hardware"}
+        family = server.descendants()
+        assert server.terminate() == 0
+        assert [process for process in family if process.is_running() and process.status() != "zombie"] == []
+
+
+PHASES = [
+    "importing vLLM",
+    "checking the configuration",
+    "starting the engine and loading weights",
+    "building the API",
+    "ready",
+]
+
+
+def test_the_printed_curl_line_works(server) -> None:  # type: ignore[no-untyped-def]
+    printed = re.search(r"-d '(\{.*\})'", server.log.read_text())
+    assert printed is not None
+    response = server.client.post("/v1/completions", json=json.loads(printed[1]))
+    assert response.status_code == 200
+    assert response.json()["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("vllm", "named"),
+    [
+        (("--max-num-seqs", "many"), "--max-num-seqs"),
+        (("--no-such-option",), "--no-such-option"),
+        (("--max-model-len", "9999999"), "max_model_len"),
+    ],
+)
+def test_what_vllm_refuses_is_one_line_and_exit_code_2(tmp_path: Path, vllm: tuple[str, ...], named: str) -> None:
+    with serving(tmp_path, vllm=vllm) as server:
+        assert server.process.wait(120) == 2
+        output = server.log.read_text()
+    assert "Traceback" not in output
+    last = output.splitlines()[-1]
+    assert "[dspark-serve] exit code 2" in last
+    assert named in last
+
+
+def test_sigterm_while_loading_stops_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.wait_until_listening()
+        while server.client.get("/readyz").json()["phase"] != PHASES[2]:
+            pass
+        family = server.descendants()
+        assert server.terminate(30) == 0
+        assert [process for process in family if process.is_running() and process.status() != "zombie"] == []
+
+
+def test_a_dead_engine_ends_the_process_with_its_own_exit_code(tmp_path: Path) -> None:
+    with serving(tmp_path, verification="off") as server:
+        server.wait_until_ready()
+        core = next(p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name())
+        core.send_signal(signal.SIGKILL)
+        assert server.process.wait(60) == 3
+        assert "the engine died" in server.log.read_text().splitlines()[-1]
