@@ -167,9 +167,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def main() -> None:
     """Entry point of the console script."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [dspark-serve] %(message)s")
-    for chatty in ("httpx", "httpcore"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    log_to_stderr()
     try:
         code = app(standalone_mode=False)
     except InputError as error:
@@ -179,6 +177,16 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = ExitCode.OK
     raise SystemExit(code or 0)
+
+
+def log_to_stderr() -> None:
+    """Give our logger a handler of its own: vLLM and its libraries set the root logger up as they please."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [dspark-serve] %(message)s", "%m-%d %H:%M:%S"))
+    logger = logging.getLogger("dspark-serve")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def complain(message: str) -> ExitCode:

@@ -75,7 +75,15 @@ def test_chat_streaming_and_not(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_tools(client: openai.OpenAI, choice: object) -> None:
     answer = client.chat.completions.create(
-        model=MODEL, messages=ASK, tools=[TOOL], tool_choice=choice, max_tokens=96, temperature=0
+        model=MODEL,
+        messages=ASK,
+        tools=[TOOL],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        max_tokens=400,
+        temperature=0,
+        # The grammar allows white space without end, and so does a model this small.
+        frequency_penalty=1.0,
     )
     calls = answer.choices[0].message.tool_calls
     assert calls
