@@ -58,9 +58,7 @@ def expected_calibration_error(predicted: Floats, happened: Booleans, bins: int 
     return float(np.abs(expected - observed).sum() / len(probabilities))
 
 
-def acceptance_by_quantile(
-    predicted: Floats, happened: Booleans, groups: int = 5
-) -> list[tuple[float, float]]:
+def acceptance_by_quantile(predicted: Floats, happened: Booleans, groups: int = 5) -> list[tuple[float, float]]:
     """Equally large groups of predictions, lowest first: mean prediction and acceptance of each."""
     order = np.argsort(np.ravel(predicted), kind="stable")
     return [
@@ -74,9 +72,7 @@ def _sigmoid(logits: Floats) -> Floats:
 
 
 def _surprise(logits: Floats, before: Floats, survived: Booleans, log_temperature: float) -> float:
-    p = np.clip(
-        before * _sigmoid(logits / np.exp(log_temperature)), SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY
-    )
+    p = np.clip(before * _sigmoid(logits / np.exp(log_temperature)), SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
     return float(-np.where(survived, np.log(p), np.log1p(-p)).mean())
 
 

@@ -33,9 +33,9 @@ BATCH = 64
 class Workload:
     """How much to decode: prompts a file, tokens a prompt, rounds of drafting a prompt."""
 
-    prompts_a_file: int = 6
+    prompts_a_file: int = 4
     prompt_length: int = 128
-    rounds: int = 40
+    rounds: int = 24
 
 
 def held_out_prompts(pair_folder: Path, sources: list[SourceFile], workload: Workload) -> Tensor:
@@ -107,9 +107,7 @@ def _rounded(numbers: Any) -> list[float]:
 
 def main() -> None:
     """Print the report of a pair, the bundled one by default."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", type=Path, default=HERE, help="folder that holds target/ and draft/")
     parser.add_argument("--rounds", type=int, default=Workload.rounds)
     arguments = parser.parse_args()

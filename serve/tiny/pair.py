@@ -31,9 +31,7 @@ class TinyPair:
         """
         taps: list[Tensor] = []
         layers: Sequence[nn.Module] = [self.target.model.layers[i] for i in TAPPED_LAYERS]
-        hooks = [
-            layer.register_forward_hook(lambda _module, _inputs, out: taps.append(out)) for layer in layers
-        ]
+        hooks = [layer.register_forward_hook(lambda _module, _inputs, out: taps.append(out)) for layer in layers]
         try:
             logits = self.target(input_ids=tokens, use_cache=False).logits
         finally:

@@ -62,9 +62,7 @@ def windows(stream: Tensor, rows: int, length: int, generator: torch.Generator) 
 class TwoRateOptimizer:
     """Muon for the matrices inside the layers, AdamW for everything else, one schedule for both."""
 
-    def __init__(
-        self, module: nn.Module, matrix_rate: float = MATRIX_RATE, vector_rate: float = VECTOR_RATE
-    ) -> None:
+    def __init__(self, module: nn.Module, matrix_rate: float = MATRIX_RATE, vector_rate: float = VECTOR_RATE) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         matrices = [p for name, p in named if p.ndim == 2 and ".layers." in f".{name}"]
         inside = {id(p) for p in matrices}
@@ -120,9 +118,7 @@ def round_to_bfloat16(module: Module) -> Module:
     return module
 
 
-def sample_continuations(
-    model: Qwen3ForCausalLM, prompts: Tensor, new_tokens: int, temperature: float
-) -> Tensor:
+def sample_continuations(model: Qwen3ForCausalLM, prompts: Tensor, new_tokens: int, temperature: float) -> Tensor:
     """Continue prompts [rows, length] with the target's own samples: [rows, length + new_tokens]."""
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         tokens = model.generate(

@@ -15,7 +15,8 @@ BOS, EOS, PAD, MASK = "<|bos|>", "<|eos|>", "<|pad|>", "<|mask|>"
 BOS_ID, EOS_ID, PAD_ID, MASK_ID = range(4)
 
 # The model continues code and knows no roles: a conversation is the text of its messages, one after
-# the other with the system's first, and the model goes on from the end of the last one.
+# the other with the system's first, and the model goes on from the end of the last one. Whitespace at
+# that end is dropped, as a word's token includes the space before it and a line's the line break.
 CHAT_TEMPLATE = """\
 {%- macro text(content) -%}
 {%- if content is string -%}{{ content }}
@@ -28,12 +29,16 @@ CHAT_TEMPLATE = """\
 {{- bos_token -}}
 {%- set ordered = (messages | selectattr("role", "equalto", "system") | list)
     + (messages | rejectattr("role", "equalto", "system") | list) -%}
-{%- for message in ordered -%}
+{%- macro turn(message) -%}
 {{- text(message.content) -}}
 {%- for call in message.tool_calls or [] -%}
-{{- "\\n" if message.content else "" }}{{ call.function.name }}({{ call.function.arguments }})
+{%- set arguments = call.function.arguments -%}
+{{- "\\n" if message.content else "" }}{{ call.function.name -}}
+({{ arguments if arguments is string else arguments | tojson }})
 {%- endfor -%}
-{%- if not loop.last -%}{{ "\\n" }}{%- endif -%}
+{%- endmacro -%}
+{%- for message in ordered -%}
+{{- turn(message).rstrip() if loop.last else turn(message) + "\\n" -}}
 {%- endfor -%}
 """
 
@@ -50,9 +55,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,

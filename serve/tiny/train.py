@@ -1,7 +1,10 @@
 """Train the bundled pair: `python -m serve.tiny.train --out DIR [--minutes N]`.
 
-Writes DIR/target (tokenizer included) and DIR/draft. Three tenths of the time is the draft's, the
-rest the target's. One core is used, and nothing is downloaded.
+Writes DIR/target (tokenizer included) and DIR/draft. One core is used, and nothing is downloaded.
+Seven tenths of the time are the draft's; a last refit of the confidence head comes on top. The more
+a target has learned, the harder it is to draft for, and a pair is here to show drafts being accepted:
+13 minutes for the target and 13 for the draft gave a better target (held-out loss 2.6 against 3.4 nats
+a token) and a worse pair (mean acceptance length 2.1 against 2.7).
 """
 
 import argparse
@@ -17,27 +20,22 @@ from serve.tiny.target import train_target
 from serve.tiny.tokenizer import EOS_ID, save_tokenizer, train_tokenizer
 
 SEED = 0
-DEFAULT_MINUTES = 24.0
-DRAFT_SHARE = 0.5
+DEFAULT_MINUTES = 10.0
+DRAFT_SHARE = 0.7
 
 
 def token_stream(tokenizer: PreTrainedTokenizerFast, sources: list[SourceFile]) -> torch.Tensor:
     """All sources as one stream of tokens, each file closed by the end-of-text token."""
-    encoded = tokenizer([source.text for source in sources], add_special_tokens=False, verbose=False)[
-        "input_ids"
-    ]
-    return torch.cat([torch.tensor([*ids, EOS_ID]) for ids in encoded])
+    texts = [source.text for source in sources]
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)
+    return torch.cat([torch.tensor([*ids, EOS_ID]) for ids in encoded["input_ids"]])
 
 
 def main() -> None:
     """Train tokenizer, target and draft, one after the other, and save each when it is ready."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--minutes", type=float, default=DEFAULT_MINUTES, help="for target and draft together"
-    )
+    parser.add_argument("--minutes", type=float, default=DEFAULT_MINUTES, help="for target and draft together")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     sources = read_sources("train")

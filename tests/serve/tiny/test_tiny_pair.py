@@ -78,6 +78,7 @@ def test_special_tokens(tokenizer):
     assert tokenizer("import os")["input_ids"][0] == BOS_ID
 
 
+PARSED_CALL = {"type": "function", "function": {"name": "read", "arguments": {"path": "a.py"}}}
 CALL = {"type": "function", "id": "1", "function": {"name": "read", "arguments": '{"path": "a.py"}'}}
 
 
@@ -98,11 +99,11 @@ CALL = {"type": "function", "id": "1", "function": {"name": "read", "arguments":
         ([{"role": "assistant", "tool_calls": [CALL]}], 'read({"path": "a.py"})'),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], ""),
         ([{"role": "developer", "content": "a"}, {"role": "user", "content": ""}], "a\n"),
+        ([{"role": "assistant", "tool_calls": [PARSED_CALL]}], 'read({"path": "a.py"})'),
+        ([{"role": "user", "content": "class A:\n    "}], "class A:"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(
-    "tools", [None, [{"type": "function", "function": {"name": "read", "parameters": {}}}]]
-)
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "read", "parameters": {}}}]])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_chat_is_text_to_continue(tokenizer, messages, expected, tools, add_generation_prompt):
     rendered = tokenizer.apply_chat_template(
