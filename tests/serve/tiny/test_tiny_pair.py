@@ -21,8 +21,8 @@ from serve.tiny.pair import HERE, TinyPair, load_pair, load_tokenizer
 from serve.tiny.target import sample_continuations
 from serve.tiny.tokenizer import BOS, BOS_ID, EOS_ID, MASK_ID, PAD_ID
 
-FILES_A_SIDE = 10
-WORKLOAD = Workload(prompts_a_file=3, prompt_length=96, rounds=24)
+FILES_A_SIDE = 8
+WORKLOAD = Workload(prompts_a_file=3, prompt_length=96, rounds=20)
 
 
 @pytest.fixture(scope="module", autouse=True)
