@@ -8,7 +8,9 @@ client is asynchronous in name only and would freeze `/livez` for the whole load
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -97,6 +99,7 @@ def start_engine(command_line: list[str], begin: Callable[[Phase], None]) -> Eng
         InputError: vLLM refuses an argument or their combination.
         EngineStartError: the engine failed while it was started.
     """
+    _shield_engine_from_ctrl_c()
     begin(Phase.IMPORTING)
     _import_vllm()
     begin(Phase.CONFIGURING)
@@ -119,6 +122,16 @@ def start_engine(command_line: list[str], begin: Callable[[Phase], None]) -> Eng
     begin(Phase.BUILDING)
     _import_app()
     return Engine(client, arguments)
+
+
+def _shield_engine_from_ctrl_c() -> None:
+    """Ctrl-C in a terminal reaches every process of the group; requests under way still need their engine.
+
+    The engine's processes inherit this thread's signal mask. multiprocessing's resource tracker is started first,
+    since its start unblocks the signal again.
+    """
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _import_vllm() -> None:

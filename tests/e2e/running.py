@@ -118,6 +118,7 @@ def serving(
             [*command, *arguments, "--", *vllm],
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
             env={**os.environ, "DSPARK_TRACE_FILE": str(trace), **environment},
         )
     server = Server(process, f"http://127.0.0.1:{port}", log, trace)

@@ -1,8 +1,10 @@
 """A start as a client sees it, and every way it can go wrong."""
 
 import json
+import os
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,28 @@ def test_sigterm_while_loading_stops_at_once(tmp_path: Path) -> None:
         family = server.descendants()
         assert server.terminate(30) == 0
         assert [process for process in family if process.is_running() and process.status() != "zombie"] == []
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_requests_under_way_are_finished_before_the_end(tmp_path: Path, stop: signal.Signals) -> None:
+    """An orchestrator's SIGTERM reaches the server; a terminal's Ctrl-C reaches every process of the group."""
+    with serving(tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        server.wait_until_ready()
+        under_way = pool.submit(server.complete, "def f(x):", max_tokens=200, ignore_eos=True)
+        while server.client.get("/dspark/status").json()["requests_under_way"] == 0:
+            pass
+        if stop is signal.SIGINT:
+            os.killpg(server.process.pid, stop)
+        else:
+            server.process.send_signal(stop)
+        while server.client.get("/readyz").json()["state"] != "draining":
+            pass
+        refused = server.client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert refused.status_code == 503
+        assert refused.headers["connection"] == "close"
+        assert server.client.get("/livez").status_code == 200
+        assert under_way.result()["usage"]["completion_tokens"] == 200
+        assert server.process.wait(60) == 0
 
 
 def test_a_dead_engine_ends_the_process_with_its_own_exit_code(tmp_path: Path) -> None:
