@@ -15,6 +15,8 @@ class ExitCode(IntEnum):
     """A wrong command line, profile, value, port or path; nothing was started."""
     ENGINE_DIED = 3
     """The engine was serving and died."""
+    PREFLIGHT_FAILED = 4
+    """Preflight found at least one error; nothing was started and no weight was read."""
 
 
 class InputError(Exception):
