@@ -170,14 +170,20 @@ class _Refused(Exception):  # noqa: N818 - an outcome of asking the hub
 
 def _fetcher(name: str, revision: str | None, offline: bool) -> Callable[[str], bytes]:
     from huggingface_hub import get_token, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     token = get_token()
     headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def fetch(file: str) -> bytes:
-        cached = try_to_load_from_cache(name, file, revision=revision)
-        if isinstance(cached, str):
-            return Path(cached).read_bytes()
+        try:
+            cached = try_to_load_from_cache(name, file, revision=revision)
+            if isinstance(cached, str):
+                return Path(cached).read_bytes()
+        except HFValidationError as error:
+            raise _Refused(f"'{name}' is no repository name") from error
+        except OSError as error:
+            raise _Refused(f"the cached {file} cannot be read: {error.strerror}") from error
         if offline:
             raise _Refused(f"{file} is not in the model cache, and HF_HUB_OFFLINE forbids to ask for it")
         try:

@@ -62,6 +62,11 @@ class Plan:
             return 0
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
+    @property
+    def mono_decode(self) -> bool:
+        """Whether the mono decode layer is asked for: by a variable in 0.32.0, by an argument from 0.33.0 on."""
+        return self.variable_on("VLLM_ROCM_MONO_DECODE") or self.on("monokernel")
+
     def on(self, name: str) -> bool:
         """Whether a yes-or-no argument is set."""
         return self.arguments.get(name) is True

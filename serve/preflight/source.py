@@ -13,6 +13,7 @@ import ast
 import builtins
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -182,7 +183,7 @@ def _no_import(name: str, *_: object) -> Any:
 def _recorded(function: ast.FunctionDef, symbol: str) -> ast.FunctionDef:
     """The function without foreign decorators, telling `__consulted__` that it ran, its local imports hoisted."""
     record = ast.Expr(ast.Call(ast.Name("__consulted__", ast.Load()), [ast.Constant(symbol)], []))
-    body = [_without_local_imports(statement) for statement in function.body]
+    body = _LocalImports().visit(ast.Module(deepcopy(function.body), [])).body
     decorators = _kept_decorators(function)
     return ast.FunctionDef(function.name, function.args, [record, *body], decorators, None, **_type_parameters())
 
@@ -202,11 +203,6 @@ class _LocalImports(ast.NodeTransformer):
             )
             for alias in node.names
         ]
-
-
-def _without_local_imports(statement: ast.stmt) -> ast.stmt:
-    changed: ast.stmt = _LocalImports().visit(statement)
-    return changed
 
 
 def _type_parameters() -> dict[str, Any]:

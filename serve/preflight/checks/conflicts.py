@@ -55,16 +55,16 @@ def _sampling_replay(_: Facts, plan: Plan) -> Finding:
 
 
 def _mono_experts(_: Facts, plan: Plan) -> Finding:
-    if not plan.variable_on("VLLM_ROCM_MONO_DECODE") or not plan.on("enable_expert_parallel"):
+    if not plan.mono_decode or not plan.on("enable_expert_parallel"):
         return None
-    return Problem("VLLM_ROCM_MONO_DECODE is on with enable_expert_parallel, which the mono decode layer lacks")
+    return Problem("mono decode is on with enable_expert_parallel, which its layer lacks")
 
 
 def _mono_ranks(_: Facts, plan: Plan) -> Finding:
     ranks = plan.tensor_parallel_size
-    if not plan.variable_on("VLLM_ROCM_MONO_DECODE") or ranks in _MONO_RANKS:
+    if not plan.mono_decode or ranks in _MONO_RANKS:
         return None
-    return Problem(f"VLLM_ROCM_MONO_DECODE is on, and its layer splits over 2 or 4 tensor-parallel ranks, not {ranks}")
+    return Problem(f"mono decode is on, and its layer splits over 2 or 4 tensor-parallel ranks, not {ranks}")
 
 
 def _indexer(_: Facts, plan: Plan) -> Finding:
@@ -165,14 +165,14 @@ CHECKS = (
     Check(
         "mono-decode-expert-parallel",
         "The mono decode layer runs without expert parallelism",
-        "VLLM_ROCM_MONO_DECODE and enable_expert_parallel (vllm#60397)",
+        "VLLM_ROCM_MONO_DECODE or monokernel, and enable_expert_parallel (vllm#60397)",
         "set VLLM_ROCM_MONO_DECODE=0, or leave enable_expert_parallel out",
         _mono_experts,
     ),
     Check(
         "mono-decode-ranks",
         "The mono decode layer has 2 or 4 tensor-parallel ranks",
-        "VLLM_ROCM_MONO_DECODE and tensor_parallel_size",
+        "VLLM_ROCM_MONO_DECODE or monokernel, and tensor_parallel_size",
         "set VLLM_ROCM_MONO_DECODE=0, or tensor_parallel_size to 2 or 4",
         _mono_ranks,
     ),

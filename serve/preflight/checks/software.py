@@ -123,7 +123,10 @@ def _mono_decode_release(facts: Facts, plan: Plan) -> Finding:
         return Unknown("vLLM's environment variables")
     if "VLLM_ROCM_MONO_DECODE" in facts.upstream.variables:
         return None
-    return Problem(f"VLLM_ROCM_MONO_DECODE is set and vLLM {facts.release} does not know it (0.32.0 is the first)")
+    found = f"VLLM_ROCM_MONO_DECODE is set and vLLM {facts.release} does not know it"
+    if facts.names is not None and "monokernel" in facts.names.types:
+        return Problem(found, "set environment.VLLM_ROCM_MONO_DECODE=0 and monokernel=true, which replaced it")
+    return Problem(f"{found} (0.32.0 is the first)")
 
 
 def _bounds(facts: Facts, plan: Plan) -> Finding:
