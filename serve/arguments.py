@@ -170,7 +170,7 @@ def scalar(text: str) -> Any:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
         return text
-    return value if isinstance(value, bool | int | float | None) else text
+    return value if text and isinstance(value, bool | int | float | None) else text
 
 
 def _put(found: dict[str, Any], path: list[str], value: Any) -> None:

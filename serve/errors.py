@@ -20,4 +20,7 @@ class ExitCode(IntEnum):
 
 
 class InputError(Exception):
-    """What the user gave cannot work. The message says what is wrong and what to do."""
+    """What the user gave cannot work. The message says in one line what is wrong and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))

@@ -145,7 +145,7 @@ def _remote(name: str, revision: str | None, environment: Mapping[str, str]) -> 
     if not _REPOSITORY.fullmatch(name):
         return Checkpoint(name, problem=f"'{name}' is neither a folder nor a repository name")
     offline = environment.get("HF_HUB_OFFLINE", "").lower() not in _OFF
-    fetch = _fetcher(name, revision, offline)
+    fetch = _fetcher(name, revision, environment, offline=offline)
     try:
         config = _mapping(fetch(CONFIG))
     except _Refused as refused:
@@ -168,11 +168,14 @@ class _Refused(Exception):  # noqa: N818 - an outcome of asking the hub
         self.gated = gated
 
 
-def _fetcher(name: str, revision: str | None, offline: bool) -> Callable[[str], bytes]:
+def _fetcher(
+    name: str, revision: str | None, environment: Mapping[str, str], *, offline: bool
+) -> Callable[[str], bytes]:
     from huggingface_hub import get_token, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    token = get_token()
+    endpoint = environment.get("HF_ENDPOINT")
+    token = environment.get("HF_TOKEN") or get_token()
     headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def fetch(file: str) -> bytes:
@@ -188,7 +191,7 @@ def _fetcher(name: str, revision: str | None, offline: bool) -> Callable[[str], 
             raise _Refused(f"{file} is not in the model cache, and HF_HUB_OFFLINE forbids to ask for it")
         try:
             response = httpx.get(
-                hf_hub_url(name, file, revision=revision),
+                hf_hub_url(name, file, revision=revision, endpoint=endpoint),
                 headers=headers,
                 timeout=httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS),
                 follow_redirects=True,

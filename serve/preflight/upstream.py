@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,8 +106,8 @@ def ask(root: Path, *, hardware: str, architecture: str, num_speculative_tokens:
     )
     return Upstream(
         layers=tuple(_ask_layer(source, layer, config) for layer in LAYERS.get((architecture, hardware), ())),
-        architectures=frozenset(_registered(root)),
-        variables=frozenset(_variables(root)),
+        architectures=_registered(root),
+        variables=_variables(root),
         refuses_short_blocks=_refuses_short_blocks(root),
     )
 
@@ -194,22 +195,27 @@ def _platform(hardware: str) -> dict[str, Any]:
     }
 
 
-def _registered(root: Path) -> Iterator[str]:
+@cache
+def _registered(root: Path) -> frozenset[str]:
     """The keys of the model registry's tables."""
-    for statement in _statements(root, "model_executor/models/registry.py"):
+    return frozenset(_mapping_keys(_statements(root, "model_executor/models/registry.py")))
+
+
+@cache
+def _variables(root: Path) -> frozenset[str]:
+    """The keys of `vllm.envs.environment_variables`."""
+    return frozenset(_mapping_keys(_statements(root, "envs.py")))
+
+
+def _mapping_keys(statements: list[ast.stmt]) -> Iterator[str]:
+    """The text keys of every mapping that is assigned to a name at the top level."""
+    for statement in statements:
         value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
         if isinstance(value, ast.Dict):
             yield from (key.value for key in value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
 
 
-def _variables(root: Path) -> Iterator[str]:
-    """The keys of `vllm.envs.environment_variables`."""
-    for statement in _statements(root, "envs.py"):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.value, ast.Dict):
-            keys = statement.value.keys
-            yield from (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
-
-
+@cache
 def _refuses_short_blocks(root: Path) -> bool:
     """Whether `SpeculativeConfig` raises on `num_speculative_tokens < ...block_size`."""
     for statement in _statements(root, "config/speculative.py"):
