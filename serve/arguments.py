@@ -9,17 +9,17 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from serve.errors import InputError
+from serve.plain import plain
 
 _ARGUMENT_CLASSES = {"EngineArgs", "AsyncEngineArgs", "BaseFrontendArgs", "FrontendArgs"}
+_SPECULATIVE_CLASS = "SpeculativeConfig"
 _SCALARS = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -30,14 +30,21 @@ class ArgumentNames:
     Attributes:
         types: Name (with underscores) to the scalar types that its annotation allows; empty where it is not scalar.
         aliases: Short or older option, for example `-tp`, to name.
+        speculative: The keys of `speculative_config`; empty where they are not known.
     """
 
     types: Mapping[str, tuple[type, ...]]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    speculative: frozenset[str] = frozenset()
 
     def closest(self, name: str) -> str | None:
         """The known name that looks most like a misspelt one."""
         return next(iter(difflib.get_close_matches(name, self.types, n=1)), None)
+
+    def unknown_speculative(self, keys: Iterable[object]) -> dict[str, str | None]:
+        """The keys that `speculative_config` has not, each with the known one that looks most like it."""
+        unknown = [str(key) for key in keys if self.speculative and key not in self.speculative]
+        return {key: next(iter(difflib.get_close_matches(key, self.speculative, n=1)), None) for key in unknown}
 
     def wrong_type(self, name: str, value: object) -> str | None:
         """What an argument takes, where `value` is not that; None where it fits or cannot be told."""
@@ -85,7 +92,15 @@ def argument_names(vllm_root: Path) -> ArgumentNames:
     known = {alias: name for alias, name in aliases.items() if alias.startswith("-") and name}
     for name in known.values():
         types.setdefault(name, ())
-    return ArgumentNames(types, known)
+    return ArgumentNames(types, known, _speculative_keys(package))
+
+
+def _speculative_keys(package: Path) -> frozenset[str]:
+    file = package / "config" / "speculative.py"
+    if not file.is_file():
+        return frozenset()
+    classes = (node for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.ClassDef))
+    return frozenset(name for node in classes if node.name == _SPECULATIVE_CLASS for name, _ in _fields(node))
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, tuple[type, ...]]]:
@@ -160,15 +175,15 @@ def _value(name: str, values: list[str]) -> Any:
         return scalar(values[0])
     try:
         return json.loads(values[0])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"--{name.replace('_', '-')} takes JSON, and {values[0]!r} is not: {error}") from error
 
 
 def scalar(text: str) -> Any:
     """A word as the number, truth value or null that it spells, else itself."""
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+        value = plain(text)
+    except ValueError:
         return text
     return value if text and isinstance(value, bool | int | float | None) else text
 

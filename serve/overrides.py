@@ -6,10 +6,9 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from serve.arguments import ArgumentNames
 from serve.errors import InputError
+from serve.plain import plain
 from serve.profile import Profile, validated
 
 _MAPPINGS = ("engine_args", "speculative_config", "environment")
@@ -54,6 +53,10 @@ def _path(key: str, names: ArgumentNames | None) -> list[str]:
             raise InputError(f"--set {key}: name one key of '{first}', for example --set {first}.key=value")
     else:
         path = ["engine_args", first.replace("-", "_"), *rest]
+    if names is not None and path[0] == "speculative_config":
+        for unknown, closest in names.unknown_speculative(path[1:2]).items():
+            hint = f"; did you mean '{closest}'?" if closest else ""
+            raise InputError(f"--set {key}: this vLLM's speculative_config has no '{unknown}'{hint}")
     if path[0] == "engine_args" and names is not None and path[1] not in names.types:
         known = [*names.types, *Profile.model_fields]
         closest = next(iter(difflib.get_close_matches(path[1], known, n=1)), None)
@@ -73,9 +76,9 @@ def _put(content: dict[str, Any], path: list[str], text: str) -> None:
 
 def _typed(key: str, text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"--set {key}: {' '.join(str(error).split())}") from error
+        value = plain(text)
+    except ValueError as error:
+        raise InputError(f"--set {key}: {error}") from error
     # A date or a set is no JSON value; what was typed is meant as text then.
     return value if isinstance(value, str | bool | int | float | dict | list | None) else text
 

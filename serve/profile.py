@@ -14,10 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve.errors import InputError
+from serve.plain import plain
 
 PROFILES = Path(__file__).with_name("profiles")
 SCHEMA = PROFILES / "profile.schema.json"
@@ -54,6 +54,7 @@ class Profile(BaseModel):
     checkpoint_gib: float | None = Field(
         default=None,
         gt=0,
+        allow_inf_nan=False,
         description="Size of the weights in GiB, used where the checkpoint's index is out of reach.",
     )
     concurrency: int | None = Field(default=None, ge=1, description="Requests meant to run at the same time.")
@@ -161,16 +162,17 @@ def load(name: str) -> Profile:
     path = Path(name) if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     try:
         text = path.read_text()
-        content = yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise InputError(f"profile {path} is not text in UTF-8") from error
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise InputError(f"profile {path} is not text in UTF-8") from error
         known = ", ".join(bundled_names())
         raise InputError(f"no profile '{name}': use one of {known}, or the path of your own .yaml file") from error
     except OSError as error:
         raise InputError(f"profile {path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"profile {path} is not YAML: {' '.join(str(error).split())}") from error
+    try:
+        content = plain(text)
+    except ValueError as error:
+        raise InputError(f"profile {path} is not YAML: {error}") from error
     return validated(content, str(path))
 
 

@@ -23,6 +23,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _CONNECT_SECONDS, _READ_SECONDS, _ALL_SECONDS = 2.0, 3.0, 5.0
+_LARGEST = 1 << 63
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _OFF = ("", "0", "no", "off", "false")
 
@@ -64,7 +65,7 @@ class Checkpoint:
         """The first of `keys` that the config has as a positive whole number."""
         for key in keys:
             value = self.text_config.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31:
                 return value
         return None
 
@@ -158,7 +159,7 @@ def _remote(name: str, revision: str | None, environment: Mapping[str, str]) -> 
         index = _mapping(fetch(INDEX))
         confidence = _has_confidence_head(list(index.get("weight_map", {})))
         size = index.get("metadata", {}).get("total_size")
-        weights = size if isinstance(size, int) else None
+        weights = size if isinstance(size, int) and 0 < size < _LARGEST else None
     return Checkpoint(name, config, weight_bytes=weights, confidence_head=confidence)
 
 

@@ -16,6 +16,7 @@ from serve.profile import Profile, Verification
 
 _MULTIPLIERS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_LARGEST = 1 << 63
 _TRUE = ("true", "1")
 
 
@@ -168,7 +169,7 @@ class _Reader:
             except (ValueError, OverflowError):
                 self._refuse(name, "a whole number", value)
                 return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _LARGEST:
             self._refuse(name, f"a whole number of at least {least}", value)
             return None
         return None if value < 0 else value

@@ -62,6 +62,7 @@ def test_a_bundled_profile_fits_schema_name_and_vllm(name: str, names: ArgumentN
     profile = load(name)
     assert profile.name == name
     assert [argument for argument in profile.engine_args if argument not in names.types] == []
+    assert names.unknown_speculative(profile.speculative_config) == {}
     parallel = (profile.engine_args.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "data"))
     product = 1
     for size in parallel:
@@ -131,6 +132,7 @@ def test_set_replaces_one_value_typed(
     [
         ("max_nums_seqs=32", "did you mean 'max_num_seqs'"),
         ("engine_args.max_nums_seqs=32", "did you mean 'max_num_seqs'"),
+        ("speculative_config.num_speculative_token=3", "did you mean 'num_speculative_tokens'"),
         ("modle=x", "did you mean 'model'"),
         ("max_num_seqs=many", "max_num_seqs takes int, not 'many'"),
         ("enforce_eager=3", "enforce_eager takes bool, not 3"),
@@ -142,6 +144,8 @@ def test_set_replaces_one_value_typed(
         ("engine_args.=3", "part of the key is empty"),
         ("model.size=3", "is a single value"),
         ("environment.A B=3", "environment"),
+        ("checkpoint_gib=.inf", "checkpoint_gib"),
+        ("max_num_seqs=" + "[" * 2000, "nested too deeply"),
         ("max_num_seqs=[", "--set engine_args.max_num_seqs"),
     ],
 )
@@ -178,6 +182,7 @@ def test_words_are_split_as_argparse_does(names: ArgumentNames, words: list[str]
         (["four"], "'four' is no argument"),
         (["--config", "mine.yaml"], "--config hides"),
         (["--compilation-config", "{mode"], "takes JSON"),
+        (["--compilation-config", "[" * 100_000], "takes JSON"),
     ],
 )
 def test_words_that_are_no_arguments_are_one_line(names: ArgumentNames, words: list[str], says: str) -> None:
@@ -206,6 +211,10 @@ def test_without_speculation_a_profile_has_no_speculative_config() -> None:
     ("text", "says"),
     [
         ("name: [", "is not YAML"),
+        ("name: &a [*a]", "is not YAML: Circular"),
+        ("name: " + "[" * 2000, "nested too deeply"),
+        ("name: 0x" + "f" * 5000, "is not YAML"),
+        ("? [a, b]\n: c", "is not YAML"),
         ("- a\n", "not valid"),
         ("", "not valid"),
         ("name: x\ndescription: y\n", "hardware: Field required"),

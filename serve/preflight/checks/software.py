@@ -63,6 +63,8 @@ def _arguments(facts: Facts, plan: Plan) -> Finding:
             closest = facts.names.closest(name)
             hint = f" (did you mean --{closest.replace('_', '-')}?)" if closest else ""
             unknown.append(f"--{name.replace('_', '-')}{hint}")
+    for key, similar in facts.names.unknown_speculative(plan.speculation).items():
+        unknown.append(f"speculative_config.{key}{f' (did you mean {similar}?)' if similar else ''}")
     return Problem(f"this vLLM has no {', '.join(unknown)}") if unknown else None
 
 
@@ -185,7 +187,7 @@ CHECKS = (
     Check(
         "arguments",
         "Every argument is one of this vLLM's",
-        "the fields of the argument classes in the installed vLLM's source",
+        "the fields of the argument classes and of SpeculativeConfig in the installed vLLM's source",
         "correct the name, or leave the argument out",
         _arguments,
     ),

@@ -114,6 +114,11 @@ CASES = [
     Case("development-mode", ("VLLM_SERVER_DEV_MODE",), environment={"VLLM_SERVER_DEV_MODE": "1"}),
     Case("worker-extension", ("mine.Extension",), extra=["--worker-extension-cls", "mine.Extension"]),
     Case("arguments", ("--max-nums-seqs", "did you mean --max-num-seqs"), extra=["--max-nums-seqs", "4"]),
+    Case(
+        "arguments",
+        ("speculative_config.draft_sampling", "did you mean draft_sample_method"),
+        extra=["--speculative-config.draft_sampling=greedy"],
+    ),
     Case("tensor-parallel-consensus", ("#56831",), facts=other(patches=applied("0.32.0", CUDA_HOPPER))),
     Case(
         "block-rejection",
