@@ -125,10 +125,22 @@ def _local(name: str, folder: Path) -> Checkpoint:
 def _tensor_names(folder: Path) -> Sequence[str]:
     index = folder / INDEX
     if index.is_file():
-        return list(_mapping(index.read_bytes()).get("weight_map", {}))
+        return _indexed(_mapping(index.read_bytes()))
     with (folder / SINGLE).open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         return list(_mapping(file.read(min(length, 100_000_000))))
+
+
+def _indexed(index: Mapping[str, Any]) -> list[str]:
+    """The tensors that an index names.
+
+    Raises:
+        ValueError: it has no map of them.
+    """
+    tensors = index.get("weight_map")
+    if not isinstance(tensors, dict):
+        raise ValueError("it has no weight_map")
+    return list(tensors)
 
 
 def _has_confidence_head(tensors: Sequence[str]) -> bool:
@@ -136,7 +148,10 @@ def _has_confidence_head(tensors: Sequence[str]) -> bool:
 
 
 def _mapping(content: bytes) -> dict[str, Any]:
-    value = json.loads(content)
+    try:
+        value = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__}")
     return value
@@ -157,8 +172,9 @@ def _remote(name: str, revision: str | None, environment: Mapping[str, str]) -> 
     confidence: bool | None = None
     with contextlib.suppress(_Refused, ValueError):
         index = _mapping(fetch(INDEX))
-        confidence = _has_confidence_head(list(index.get("weight_map", {})))
-        size = index.get("metadata", {}).get("total_size")
+        confidence = _has_confidence_head(_indexed(index))
+        metadata = index.get("metadata")
+        size = metadata.get("total_size") if isinstance(metadata, dict) else None
         weights = size if isinstance(size, int) and 0 < size < _LARGEST else None
     return Checkpoint(name, config, weight_bytes=weights, confidence_head=confidence)
 

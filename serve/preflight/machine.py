@@ -54,7 +54,6 @@ class Machine:
         open_files: Soft limit of open files.
         compilers: The compilers of `COMPILERS` on the path, and `cc` where `$CC` names one.
         readonly_caches: Cache folders (variable or usual name, then path) that cannot be written.
-        free_disk: Free bytes where models are downloaded to.
     """
 
     hardware: Hardware
@@ -67,7 +66,6 @@ class Machine:
     open_files: int = 0
     compilers: frozenset[str] = frozenset()
     readonly_caches: tuple[str, ...] = ()
-    free_disk: int | None = None
 
 
 def survey_machine(environment: Mapping[str, str]) -> Machine:
@@ -86,13 +84,12 @@ def survey_machine(environment: Mapping[str, str]) -> Machine:
         driver_cuda=_driver_cuda() if found.name.startswith("cuda") else None,
         torch_cuda=_torch_cuda(),
         closed_devices=_closed_devices() if rocm else (),
-        shared_memory=_disk(_SHARED_MEMORY, "total"),
+        shared_memory=_size(_SHARED_MEMORY),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         compilers=_compilers(environment),
         readonly_caches=tuple(
             f"{name} {path}" for name, path in cache_folders(environment).items() if not _writable(path)
         ),
-        free_disk=_disk(_existing(_hub_cache(environment)), "free"),
     )
 
 
@@ -141,9 +138,9 @@ def _writable(path: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def _disk(path: Path, what: str) -> int | None:
+def _size(path: Path) -> int | None:
     try:
-        return int(getattr(shutil.disk_usage(path), what))
+        return shutil.disk_usage(path).total
     except OSError:
         return None
 

@@ -6,11 +6,16 @@ import json
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import failed, judge, made_up_facts, made_up_plan
 
 from serve.preflight.checkpoint import Checkpoint, read_checkpoint, read_checkpoints
 from serve.profile import resolve_model
@@ -202,3 +207,48 @@ def test_a_nested_text_config_is_read_through() -> None:
     found = Checkpoint("m", config)
     assert found.number("block_size", "dspark_block_size") == 5
     assert found.number("n", "z") is None
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+KEYS = [
+    "architectures", "text_config", "block_size", "dspark_block_size", "compress_ratios", "enable_confidence_head",
+    "num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings",
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(changes=st.dictionaries(st.sampled_from(KEYS), ODD, min_size=1), name=st.sampled_from(["target", "draft"]))
+def test_no_config_makes_a_traceback(changes: dict[str, Any], name: str) -> None:
+    planned = made_up_plan("qwen3-8b-dspark-h200", ["max_model_len=auto"])
+    facts = made_up_facts(planned)
+    changed = replace(getattr(facts, name), config={**(getattr(facts, name).config or {}), **changes})
+    report = judge(planned, replace(facts, **{name: changed}))
+    assert set(failed(report)) <= {"architecture", "draft-block", "confidence-head", "memory"}
+    assert report.lines()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(index=ODD | st.fixed_dictionaries({"weight_map": ODD, "metadata": ODD}))
+def test_no_index_makes_a_traceback(index: Any) -> None:
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(CONFIG))
+        Path(folder, "model.safetensors.index.json").write_text(json.dumps(index))
+        found = read_checkpoint(folder, None, {})
+    assert found.config == CONFIG
+    assert found.confidence_head in (None, False)
+
+
+@pytest.mark.parametrize(
+    "index", [{}, {"weight_map": 1, "metadata": []}, {"weight_map": {}, "metadata": {"total_size": "x"}}]
+)
+def test_an_odd_index_of_the_hub_leaves_the_size_unknown(hub: Hub, index: dict[str, Any]) -> None:
+    hub.files = {
+        "/a/m/resolve/main/config.json": json.dumps(CONFIG).encode(),
+        "/a/m/resolve/main/model.safetensors.index.json": json.dumps(index).encode(),
+    }
+    found = read_checkpoint("a/m", None, hub.environment)
+    assert (found.config, found.weight_bytes) == (CONFIG, None)
