@@ -27,6 +27,10 @@ class Unanswerable(Exception):  # noqa: N818 - an outcome, not an error
     """The source needs something that is not known here."""
 
 
+class _Outside(Unanswerable):
+    """A name leads out of vLLM."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a release's own code answered.
@@ -79,6 +83,8 @@ class Source:
             Unanswerable: the release has no such thing, or it cannot be built here.
         """
         module, _, name = symbol.partition(":")
+        if module.partition(".")[0] != "vllm":
+            raise _Outside(f"it needs {name} from {module}")
         return self.namespace(module)[name]
 
     def namespace(self, module: str) -> _Namespace:
@@ -104,6 +110,7 @@ class _Namespace(dict[str, Any]):
         self["__builtins__"] = {**vars(builtins), "__import__": _no_import}
         self["__consulted__"] = source.consulted.append
         self["__resolve__"] = source.resolve
+        self["__unknown__"] = _Unknown
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
@@ -119,19 +126,13 @@ class _Namespace(dict[str, Any]):
 
     def _imported(self, statement: ast.ImportFrom, name: str) -> Any:
         original = next(alias.name for alias in statement.names if name in (alias.asname, alias.name))
-        home = statement.module or ""
-        if statement.level:
-            parents = self._package.split(".")
-            home = ".".join([*parents[: len(parents) - statement.level + 1], *filter(None, [statement.module])])
-        if home.partition(".")[0] != "vllm":
-            raise Unanswerable(f"{self._module} takes {name} from {home}")
-        return self._source.resolve(f"{home}:{original}")
+        return self._source.resolve(f"{_home(self._package, statement)}:{original}")
 
     def _execute(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.ClassDef):
             statement = self._class(statement)
         elif isinstance(statement, ast.FunctionDef):
-            statement = _recorded(statement, f"{self._module}:{statement.name}")
+            statement = self._recorded(statement, statement.name)
         for name in _names(_evaluated_at_once(statement)):
             # Code at class level looks names up past `__missing__`.
             if name not in self and not hasattr(builtins, name):
@@ -141,51 +142,81 @@ class _Namespace(dict[str, Any]):
         exec(compile(tree, f"<{self._module}>", "exec", flags=flags, dont_inherit=True), self)
 
     def _class(self, original: ast.ClassDef) -> ast.ClassDef:
-        """A class with its answerable bases and what can be asked of it without an instance."""
+        """A class with its bases in vLLM and what can be asked of it without an instance."""
         bases: list[ast.expr] = []
         for base in original.bases:
             plain = base.value if isinstance(base, ast.Subscript) else base
-            try:
-                name = plain.id if isinstance(plain, ast.Name) else ""
-                self[f"__base_{name}__"] = self[name]
-            except (Unanswerable, KeyError):
+            if not isinstance(plain, ast.Name):
                 continue
-            if inspect.isclass(self[f"__base_{name}__"]):
-                bases.append(ast.Name(f"__base_{name}__", ast.Load()))
+            try:
+                found = self[plain.id]
+            except (_Outside, KeyError):
+                continue
+            if inspect.isclass(found):
+                bases.append(plain)
         body = [kept for member in original.body if (kept := self._member(member, original.name)) is not None]
         return ast.ClassDef(original.name, bases, [], body or [ast.Pass()], [], **_type_parameters())
 
     def _member(self, member: ast.stmt, owner: str) -> ast.stmt | None:
+        """A method or constant of the class itself, or in its place one that is unknown: never its base's instead."""
+        kept: ast.stmt
         if isinstance(member, ast.FunctionDef):
             if not _kept_decorators(member):
                 return None
-            member = _recorded(member, f"{self._module}:{owner}.{member.name}")
-        elif isinstance(member, ast.AnnAssign) and member.value is not None and isinstance(member.target, ast.Name):
-            member = ast.Assign([member.target], member.value)
-        if isinstance(member, ast.Assign):
-            if not isinstance(member.value, ast.Name | ast.Attribute | ast.Constant):
+            name, kept = member.name, self._recorded(member, f"{owner}.{member.name}")
+        else:
+            name, value = _assigned(member)
+            if value is None:
                 return None
-        elif not isinstance(member, ast.FunctionDef):
-            return None
+            if not isinstance(value, ast.Name | ast.Attribute | ast.Constant):
+                return _unknown(name, f"{self._module}:{owner}.{name}")
+            kept = ast.Assign([ast.Name(name, ast.Store())], value)
         try:
-            for name in _names(_evaluated_at_once(member)):
-                if not hasattr(builtins, name):
-                    self[name]
-        except Unanswerable:
-            return None
-        return member
+            for needed in _names(_evaluated_at_once(kept)):
+                if not hasattr(builtins, needed):
+                    self[needed]
+        except Unanswerable as reason:
+            return _unknown(name, str(reason))
+        return kept
+
+    def _recorded(self, function: ast.FunctionDef, name: str) -> ast.FunctionDef:
+        """The function without foreign decorators, telling `__consulted__` that it ran, local imports resolved here."""
+        symbol = ast.Constant(f"{self._module}:{name}")
+        record = ast.Expr(ast.Call(ast.Name("__consulted__", ast.Load()), [symbol], []))
+        body = _LocalImports(self._package).visit(ast.Module(deepcopy(function.body), [])).body
+        decorators = _kept_decorators(function)
+        return ast.FunctionDef(function.name, function.args, [record, *body], decorators, None, **_type_parameters())
+
+
+class _Unknown:
+    """A class attribute that could not be built: to ask for it is to have no answer."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __get__(self, *_: object) -> Any:
+        raise Unanswerable(self._reason)
+
+
+def _assigned(statement: ast.stmt) -> tuple[str, ast.expr | None]:
+    """The one name that a statement gives a value to, and the value; None for any other statement."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target: ast.expr = statement.targets[0]
+    elif isinstance(statement, ast.AnnAssign):
+        target = statement.target
+    else:
+        return "", None
+    return (target.id, statement.value) if isinstance(target, ast.Name) else ("", None)
+
+
+def _unknown(name: str, reason: str) -> ast.stmt:
+    """`name = __unknown__(reason)`."""
+    value = ast.Call(ast.Name("__unknown__", ast.Load()), [ast.Constant(reason)], [])
+    return ast.Assign([ast.Name(name, ast.Store())], value)
 
 
 def _no_import(name: str, *_: object) -> Any:
     raise Unanswerable(f"it imports {name} when it runs")
-
-
-def _recorded(function: ast.FunctionDef, symbol: str) -> ast.FunctionDef:
-    """The function without foreign decorators, telling `__consulted__` that it ran, its local imports hoisted."""
-    record = ast.Expr(ast.Call(ast.Name("__consulted__", ast.Load()), [ast.Constant(symbol)], []))
-    body = _LocalImports().visit(ast.Module(deepcopy(function.body), [])).body
-    decorators = _kept_decorators(function)
-    return ast.FunctionDef(function.name, function.args, [record, *body], decorators, None, **_type_parameters())
 
 
 def _kept_decorators(function: ast.FunctionDef) -> list[ast.expr]:
@@ -195,14 +226,26 @@ def _kept_decorators(function: ast.FunctionDef) -> list[ast.expr]:
 class _LocalImports(ast.NodeTransformer):
     """`from vllm.x import Y` inside a function, as a call that resolves Y in this source."""
 
+    def __init__(self, package: str) -> None:
+        self._package = package
+
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
         return [
             ast.Assign(
                 [ast.Name(alias.asname or alias.name, ast.Store())],
-                ast.Call(ast.Name("__resolve__", ast.Load()), [ast.Constant(f"{node.module}:{alias.name}")], []),
+                ast.Call(ast.Name("__resolve__", ast.Load()), [symbol], []),
             )
             for alias in node.names
+            for symbol in [ast.Constant(f"{_home(self._package, node)}:{alias.name}")]
         ]
+
+
+def _home(package: str, statement: ast.ImportFrom) -> str:
+    """The module that a statement of `package` imports from."""
+    if not statement.level:
+        return statement.module or ""
+    parents = package.split(".")
+    return ".".join([*parents[: len(parents) - statement.level + 1], *filter(None, [statement.module])])
 
 
 def _type_parameters() -> dict[str, Any]:

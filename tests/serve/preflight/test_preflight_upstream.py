@@ -187,6 +187,7 @@ def module(tmp_path: Path, text: str) -> Source:
         ("import torch\nclass A(torch.nn.Module):\n    @staticmethod\n    def answer(): return given\n", "hopper"),
         ("def f(): return 5\nclass A:\n    @staticmethod\n    def answer():\n        from vllm.base import LIMIT\n"
          "        return f() + LIMIT\n", 8),
+        ("class A:\n @staticmethod\n def answer():\n  from .base import LIMIT as top\n  return top\n", 3),
         ("class A:\n    kind: int = 2\n    @classmethod\n    def answer(cls): return cls.kind\n", 2),
     ],
 )  # fmt: skip
@@ -207,6 +208,13 @@ def test_source_runs_what_a_question_needs_and_nothing_else(tmp_path: Path, text
         ),
         ("class A:\n    @staticmethod\n    def answer(): return 1 / 0\n", "ZeroDivisionError"),
         ("class B: pass\n", "has no A"),
+        # What a class says itself and cannot be built here is unknown, and never what its base says.
+        ("from .base import Base\nclass A(Base):\n    answer = object()\n", "layer:A.answer"),
+        (
+            "import os\nfrom .base import Base\nclass A(Base):\n @classmethod\n def answer(cls, x=os): ...\n",
+            "has no os",
+        ),
+        ("from .gone import Base\nclass A(Base):\n    pass\n", "no module vllm.gone"),
     ],
 )
 def test_source_says_why_it_has_no_answer(tmp_path: Path, text: str, reason: str) -> None:
