@@ -1,7 +1,7 @@
 """What this machine has: GPUs and their memory, driver, shared memory, limits, compilers. No torch is imported.
 
-NVIDIA's GPUs are asked through the driver's own libraries (libcuda for the ones this process may use, NVML for
-their free memory, which libcuda tells only inside a context), AMD's through the kernel's KFD and DRM files.
+NVIDIA's GPUs are asked through NVML, AMD's through the kernel's KFD and DRM files. Not through libcuda: the engine
+is forked from the process that runs this, and a child of a process that called `cuInit` has no CUDA.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import resource
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -74,7 +75,7 @@ def survey_machine(environment: Mapping[str, str]) -> Machine:
     rocm = found.name.startswith("rocm")
     gpus: tuple[Gpu, ...] = ()
     if found.name.startswith("cuda"):
-        gpus = _nvidia_gpus()
+        gpus = _nvidia_gpus(environment)
     elif rocm:
         gpus = _amd_gpus(environment)
     return Machine(
@@ -168,40 +169,52 @@ def _torch_cuda() -> int | None:
     return None
 
 
-def _driver_cuda() -> int | None:
-    version = ctypes.c_int()
-    with contextlib.suppress(OSError):
-        if not ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
-            return version.value
-    return None
-
-
 class _NvmlMemory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def _nvidia_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that libcuda shows this process, with what NVML says about each; none where a library is missing."""
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """NVML, initialised; None where the driver is not there."""
+    library: Any = None
+    with contextlib.suppress(OSError):
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    if library is None or library.nvmlInit_v2():
+        yield None
+        return
     try:
-        cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return ()
-    count = ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or nvml.nvmlInit_v2():
-        return ()
-    try:
-        return tuple(gpu for index in range(count.value) if (gpu := _nvidia_gpu(cuda, nvml, index)) is not None)
+        yield library
     finally:
-        nvml.nvmlShutdown()
+        library.nvmlShutdown()
 
 
-def _nvidia_gpu(cuda: ctypes.CDLL, nvml: ctypes.CDLL, index: int) -> Gpu | None:
-    device, address, handle, memory = ctypes.c_int(), (ctypes.c_char * 32)(), ctypes.c_void_p(), _NvmlMemory()
-    if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetPCIBusId(address, 32, device):
-        return None
-    if nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle)):
-        return None
-    if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+def _driver_cuda() -> int | None:
+    version = ctypes.c_int()
+    with _nvml() as nvml:
+        if nvml is None or nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version)):
+            return None
+    return version.value
+
+
+def _nvidia_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by index or UUID; as CUDA does, none after one that is not there."""
+    with _nvml() as nvml:
+        count = ctypes.c_uint()
+        if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return ()
+        chosen = environment.get("CUDA_VISIBLE_DEVICES")
+        names = [str(index) for index in range(count.value)] if chosen is None else chosen.split(",")
+        gpus = (_nvidia_gpu(nvml, name.strip()) for name in names)
+        return tuple(iter(lambda: next(gpus, None), None))
+
+
+def _nvidia_gpu(nvml: Any, name: str) -> Gpu | None:
+    handle, memory = ctypes.c_void_p(), _NvmlMemory()
+    if name.isdecimal():
+        missing = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+    else:
+        missing = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+    if missing or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
         return None
     return Gpu(total=memory.total, free=memory.free)
 

@@ -161,14 +161,14 @@ CHECKS = (
     Check(
         "hardware",
         "This machine is the hardware that the profile is for, and that hardware is served",
-        "driver library (NVIDIA), kernel topology (AMD), vLLM's build (CPU)",
+        "NVML (NVIDIA), the kernel's topology (AMD), vLLM's build (CPU)",
         "choose a profile for this hardware: dspark-serve profiles marks them",
         _hardware,
     ),
     Check(
         "gpu-count",
         "As many GPUs are visible as the ranks need",
-        "driver library, KFD and the visible-devices variables against the parallel sizes",
+        "NVML or KFD and the visible-devices variables against the parallel sizes",
         "give the container more GPUs, or set tensor_parallel_size and data_parallel_size lower",
         _gpu_count,
     ),
@@ -189,7 +189,7 @@ CHECKS = (
     Check(
         "driver",
         "The NVIDIA driver supports torch's CUDA version",
-        "cuDriverGetVersion against the installed torch's build",
+        "NVML against the installed torch's build",
         "update the driver, or use an image built for its CUDA version",
         _driver,
     ),

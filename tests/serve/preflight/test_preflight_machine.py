@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up import CONFIGS, V4_CONFIG, made_up_facts, made_up_plan
@@ -44,6 +45,78 @@ def test_an_amd_machine_is_told_from_the_kernels_files() -> None:
     assert found.gpus == (Gpu(288 * GIB, 280 * GIB),)
     assert survey_machine({"HIP_VISIBLE_DEVICES": "1"}).gpus == ()
     assert survey_machine({"ROCR_VISIBLE_DEVICES": "0"}).gpus == found.gpus
+
+
+class Nvml:
+    """Two GPUs of 140 and 80 GiB, the second with 10 GiB in use, as NVML's functions tell them."""
+
+    GPUS = ((140, 140), (80, 70))
+    UUIDS = (b"GPU-aa", b"GPU-bb")
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        return 0
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> int:
+        version._obj.value = 13010
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = len(self.GPUS)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:
+        handle._obj.value = index + 1
+        return 0 if index < len(self.GPUS) else 6
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+        if uuid not in self.UUIDS:
+            return 6
+        handle._obj.value = self.UUIDS.index(uuid) + 1
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+        total, free = self.GPUS[handle.value - 1]
+        memory._obj.total, memory._obj.free = total * GIB, free * GIB
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "totals"),
+    [
+        (None, [140, 80]),
+        ("0,1", [140, 80]),
+        ("1", [80]),
+        ("GPU-bb, GPU-aa", [80, 140]),
+        ("", []),
+        ("0,7,1", [140]),
+        ("-1", []),
+        ("GPU-cc", []),
+    ],
+)
+def test_nvidia_gpus_are_those_that_cuda_would_show(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, totals: list[int]
+) -> None:
+    libraries = []
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: libraries.append(name) or Nvml())
+    monkeypatch.setattr(hardware, "detect", lambda: Hardware(CUDA_HOPPER, "NVIDIA sm90"))
+    found = survey_machine({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert [gpu.total // GIB for gpu in found.gpus] == totals
+    assert found.driver_cuda == 13010
+    # Never libcuda: the engine is forked from this process.
+    assert set(libraries) == {"libnvidia-ml.so.1"}
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", missing)
+    monkeypatch.setattr(hardware, "detect", lambda: Hardware(CUDA_HOPPER, "NVIDIA sm90"))
+    found = survey_machine({})
+    assert (found.gpus, found.driver_cuda) == ((), None)
 
 
 @pytest.mark.parametrize(("target", "name"), [("90402", "rocm-gfx942"), ("110000", "rocm-gfx1100")])
