@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,40 +48,34 @@ def test_an_amd_machine_is_told_from_the_kernels_files() -> None:
     assert survey_machine({"ROCR_VISIBLE_DEVICES": "0"}).gpus == found.gpus
 
 
-class Nvml:
-    """Two GPUs of 140 and 80 GiB, the second with 10 GiB in use, as NVML's functions tell them."""
+def two_gpus() -> SimpleNamespace:
+    """NVML of a machine with GPUs of 140 and 80 GiB, the second with 10 GiB in use."""
+    gpus, uuids = ((140, 140), (80, 70)), (b"GPU-aa", b"GPU-bb")
+    absent = 6
 
-    GPUS = ((140, 140), (80, 70))
-    UUIDS = (b"GPU-aa", b"GPU-bb")
-
-    def nvmlInit_v2(self) -> int:
+    def tell(target: Any, value: int) -> int:
+        target._obj.value = value
         return 0
 
-    def nvmlShutdown(self) -> int:
+    def by_index(index: int, handle: Any) -> int:
+        return tell(handle, index + 1) if index < len(gpus) else absent
+
+    def by_uuid(uuid: bytes, handle: Any) -> int:
+        return by_index(uuids.index(uuid), handle) if uuid in uuids else absent
+
+    def memory(handle: Any, told: Any) -> int:
+        told._obj.total, told._obj.free = (size * GIB for size in gpus[handle.value - 1])
         return 0
 
-    def nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> int:
-        version._obj.value = 13010
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = len(self.GPUS)
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:
-        handle._obj.value = index + 1
-        return 0 if index < len(self.GPUS) else 6
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
-        if uuid not in self.UUIDS:
-            return 6
-        handle._obj.value = self.UUIDS.index(uuid) + 1
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
-        total, free = self.GPUS[handle.value - 1]
-        memory._obj.total, memory._obj.free = total * GIB, free * GIB
-        return 0
+    return SimpleNamespace(
+        nvmlInit_v2=lambda: 0,
+        nvmlShutdown=lambda: 0,
+        nvmlSystemGetCudaDriverVersion_v2=lambda version: tell(version, 13010),
+        nvmlDeviceGetCount_v2=lambda count: tell(count, len(gpus)),
+        nvmlDeviceGetHandleByIndex_v2=by_index,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetMemoryInfo=memory,
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,8 +94,8 @@ class Nvml:
 def test_nvidia_gpus_are_those_that_cuda_would_show(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, totals: list[int]
 ) -> None:
-    libraries = []
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: libraries.append(name) or Nvml())
+    libraries: list[str] = []
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: libraries.append(name) or two_gpus())
     monkeypatch.setattr(hardware, "detect", lambda: Hardware(CUDA_HOPPER, "NVIDIA sm90"))
     found = survey_machine({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert [gpu.total // GIB for gpu in found.gpus] == totals
