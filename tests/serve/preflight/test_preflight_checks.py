@@ -80,8 +80,9 @@ class Case:
         return made_up_plan(self.profile, self.sets, self.extra, environment=self.environment)
 
 
+TELEMETRY = next(patch for patch in LEDGER if patch.id == "verification-telemetry")
 REFUSED = Installed(
-    "0.32.0", CUDA_HOPPER, (Decision(LEDGER[-1], Status.REFUSED, "x:y is not the code this was written against"),)
+    "0.32.0", CUDA_HOPPER, (Decision(TELEMETRY, Status.REFUSED, "x:y is not the code this was written against"),)
 )
 CASES = [
     Case(

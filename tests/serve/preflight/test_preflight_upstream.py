@@ -22,12 +22,16 @@ from made_up import (
 )
 
 from patches.hardware import CUDA_HOPPER, ROCM_GFX950
+from patches.install import survey
+from patches.ledger import LEDGER, Patch
 from serve.arguments import argument_names
 from serve.preflight.source import Answer, Source
 from serve.preflight.upstream import LayerAnswer, Upstream, ask
 
 V4, V41 = "DeepseekV4ForCausalLM", "DeepseekV41ForCausalLM"
 BOTH = {"device-query-lengths", "varlen-graphs"}
+OTHERS = {"tensor-parallel-consensus"}
+"""Named as well until the ledger has its row."""
 
 
 def tree(release: str) -> Path:
@@ -120,6 +124,27 @@ def test_recipes_963_v4_on_rocm_is_refused_by_two_checks_before_0_31_0() -> None
     facts = made_up_facts(planned, root=tree("0.30.0"), release="0.30.0")
     bare = replace(facts, patches=applied("0.30.0", ROCM_GFX950, TP_CONSENSUS))
     assert set(failed(judge(planned, bare))) - {"arguments"} == BOTH
+
+
+@pytest.mark.parametrize(
+    ("row", "release", "name"),
+    [
+        (HOPPER_INDEXER, "0.28.0", "deepseek-v4-flash-h200x4"),
+        (ROCM_V41, "0.32.0", "deepseek-v4.1-flash-mi355x4"),
+    ],
+    ids=["hopper", "rocm"],
+)
+def test_the_ledger_itself_repairs_what_the_release_refuses(row: Patch, release: str, name: str) -> None:
+    """The rows as they are and the release's own code: nothing made up but the machine and the checkpoint."""
+    if row not in LEDGER:
+        pytest.skip(f"the ledger has no row {row.id} yet")
+    planned = made_up_plan(name)
+    facts = made_up_facts(planned, root=tree(release), release=release)
+    hardware = planned.profile.hardware
+    decided = survey(release=release, hardware_name=hardware, vllm_root=tree(release))
+    bare = replace(decided, decisions=tuple(d for d in decided.decisions if d.patch.id != row.id))
+    assert set(failed(judge(planned, replace(facts, patches=bare)))) - OTHERS == BOTH
+    assert set(failed(judge(planned, replace(facts, patches=decided)))) - OTHERS == set()
 
 
 def test_a_patch_for_another_symbol_repairs_nothing() -> None:
