@@ -45,8 +45,8 @@ class Profile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, title="dspark-serve profile")
 
-    name: Text
-    description: Text
+    name: Text = Field(description="What it is called, the file's name without its ending.")
+    description: Text = Field(description="One line for the list of profiles.")
     hardware: Text = Field(description="Hardware it is for: `cuda-hopper`, `rocm-gfx950` or `cpu`.")
     gpus: int = Field(default=0, ge=0, le=1024, description="GPUs it uses, all data-parallel ranks together.")
     model: Text = Field(description="Model name, path, or `bundled:` path.")

@@ -48,6 +48,17 @@ class Facts:
     hub_token: bool
     port: str | None
 
+    @property
+    def confidence_head(self) -> bool | None:
+        """Whether the draft has one; None without a draft, or where its config could not be read.
+
+        DeepSeek's checkpoints carry the head without saying so in the config; a separate draft says so.
+        """
+        if self.draft is None or self.draft.config is None:
+            return None
+        declared = self.draft.config.get("enable_confidence_head", self.draft.name == self.target.name)
+        return declared is not False and self.draft.confidence_head is not False
+
 
 def gather(plan: Plan, *, names: ArgumentNames | None, address: tuple[str, int] | None) -> Facts:
     """All facts for `plan`, in at most a few seconds.

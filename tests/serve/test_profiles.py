@@ -55,6 +55,11 @@ def test_the_checked_in_schema_is_the_models_own() -> None:
     assert SCHEMA.read_text() == json_schema()
 
 
+def test_every_key_of_a_profile_is_described() -> None:
+    properties = json.loads(json_schema())["properties"]
+    assert [key for key, value in properties.items() if not value.get("description")] == []
+
+
 @pytest.mark.parametrize("name", bundled_names())
 def test_a_bundled_profile_fits_schema_name_and_vllm(name: str, names: ArgumentNames) -> None:
     content = yaml.safe_load((PROFILES / f"{name}.yaml").read_text())

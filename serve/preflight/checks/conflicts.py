@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patches.hardware import CPU, CUDA_HOPPER
+from patches.hardware import CPU, CUDA_HOPPER, ROCM_GFX950
 from serve.preflight.check import Check, Finding, Problem, Severity, Unknown
 from serve.preflight.facts import Facts
 from serve.preflight.plan import Plan
@@ -11,6 +11,7 @@ FULL_GRAPHS = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 """The graph modes in which decode batches are captured whole."""
 
 _FP8_LAYOUT = ("DeepseekV4ForCausalLM", "DeepseekV41ForCausalLM")
+_MXFP4_ON_ROCM = "DeepseekV41ForCausalLM"
 _DEFAULT_NUM_SEQS = 128
 _DEFAULT_CAPTURE = 512
 _MONO_RANKS = (2, 4)
@@ -67,10 +68,31 @@ def _mono_ranks(_: Facts, plan: Plan) -> Finding:
     return Problem(f"mono decode is on, and its layer splits over 2 or 4 tensor-parallel ranks, not {ranks}")
 
 
-def _indexer(_: Facts, plan: Plan) -> Finding:
-    if plan.profile.hardware != CUDA_HOPPER or plan.indexer_kv_dtype != "mxfp4":
+def _local_argmax(facts: Facts, plan: Plan) -> Finding:
+    if not plan.adaptive or plan.speculation.get("use_local_argmax_reduction") is not True:
         return None
-    return Problem("indexer_kv_dtype is mxfp4, which Blackwell and gfx950 have and Hopper has not")
+    if facts.confidence_head is None:
+        return Unknown("whether the draft has a confidence head")
+    if facts.confidence_head:
+        return None
+    return Problem(
+        "use_local_argmax_reduction is on and the draft has no confidence head: the estimator in its place needs the"
+        " draft logits, which are never made"
+    )
+
+
+def _indexer(facts: Facts, plan: Plan) -> Finding:
+    if plan.indexer_kv_dtype != "mxfp4":
+        return None
+    if plan.profile.hardware == CUDA_HOPPER:
+        return Problem("indexer_kv_dtype is mxfp4, which Blackwell and gfx950 have and Hopper has not")
+    if plan.profile.hardware != ROCM_GFX950:
+        return None
+    if facts.target.config is None:
+        return Unknown("whether the model has an mxfp4 indexer")
+    if facts.target.architecture != _MXFP4_ON_ROCM:
+        return Problem(f"indexer_kv_dtype is mxfp4, which on gfx950 only {_MXFP4_ON_ROCM} has")
+    return None
 
 
 def _kv_dtype(facts: Facts, plan: Plan) -> Finding:
@@ -163,6 +185,13 @@ CHECKS = (
         _sampling_replay,
     ),
     Check(
+        "local-argmax",
+        "Draft logits are made where the estimator needs them",
+        "speculative_config.use_local_argmax_reduction and the draft's confidence head",
+        f"leave use_local_argmax_reduction out, {_FIXED}",
+        _local_argmax,
+    ),
+    Check(
         "mono-decode-expert-parallel",
         "The mono decode layer runs without expert parallelism",
         "VLLM_ROCM_MONO_DECODE or monokernel, and enable_expert_parallel (vllm#60397)",
@@ -178,8 +207,8 @@ CHECKS = (
     ),
     Check(
         "mxfp4-indexer",
-        "The mxfp4 indexer is not asked of Hopper",
-        "attention_config.indexer_kv_dtype",
+        "The mxfp4 indexer is not asked of Hopper, nor of a model without it on gfx950",
+        "attention_config.indexer_kv_dtype and the architecture",
         "leave indexer_kv_dtype out",
         _indexer,
     ),

@@ -88,16 +88,13 @@ def _short_block(facts: Facts, plan: Plan) -> Finding:
 def _confidence(facts: Facts, plan: Plan) -> Finding:
     if not plan.adaptive or facts.draft is None:
         return None
-    config, weights = facts.draft.config, facts.draft.confidence_head
-    if config is None:
+    if facts.confidence_head is None:
         return Unknown("whether the draft has a confidence head")
-    # DeepSeek's checkpoints carry the head without saying so; a separate draft says so.
-    declared = config.get("enable_confidence_head", facts.draft.name == facts.target.name)
-    if declared is False or weights is False:
-        return Problem(
-            f"{facts.draft.name} has no confidence head: vLLM's online estimator sizes the budget from draft logits"
-        )
-    return None
+    if facts.confidence_head:
+        return None
+    return Problem(
+        f"{facts.draft.name} has no confidence head: vLLM's online estimator sizes the budget from draft logits"
+    )
 
 
 def _method(_: Facts, plan: Plan) -> Finding:

@@ -187,6 +187,13 @@ CASES = [
         facts=machine(gpus=MACHINES[ROCM_GFX950].gpus * 2),
     ),
     Case("mxfp4-indexer", ("mxfp4", "Hopper"), extra=["--attention-config", '{"indexer_kv_dtype": "mxfp4"}']),
+    Case(
+        "mxfp4-indexer",
+        ("only DeepseekV41ForCausalLM",),
+        V41,
+        extra=["--attention-config.indexer_kv_dtype=mxfp4"],
+        facts=target(config={**CONFIGS["deepseek-ai/DeepSeek-V4-Flash-0731"], "dspark_block_size": 5}),
+    ),
     Case("mxfp4-indexer", ("mxfp4",), extra=["--attention_config.indexer_kv_dtype=mxfp4"]),
     Case("kv-cache-dtype", ("bfloat16", "kv_cache_dtype=fp8"), sets=["kv_cache_dtype=bfloat16"]),
     Case("max-num-seqs", ("64 x 2 = 128", "wants 256", "max_num_seqs=128"), sets=["max_num_seqs=64"]),
@@ -195,7 +202,7 @@ CASES = [
         "capture-size", ("256 x (7 + 1) = 2048",), V4_TP4, sets=["compilation_config.max_cudagraph_capture_size=1024"]
     ),
 ]
-ELSEWHERE = {"vllm-release", "device-query-lengths", "varlen-graphs", "draft-block-minimum"}
+ELSEWHERE = {"local-argmax", "vllm-release", "device-query-lengths", "varlen-graphs", "draft-block-minimum"}
 """Checks whose faults have tests of their own."""
 
 
@@ -258,6 +265,15 @@ def test_a_release_that_was_not_validated_is_refused(release: str) -> None:
     assert "vllm-release" not in failed(
         judge(planned, made_up_facts(planned, release=release), table=without("vllm-release"))
     )
+
+
+def test_the_local_argmax_needs_a_confidence_head() -> None:
+    planned = made_up_plan(QWEN, extra=["--speculative-config.use_local_argmax_reduction=true"])
+    facts = made_up_facts(planned)
+    assert failed(judge(planned, facts)) == {}
+    headless = draft(confidence_head=False)(facts)
+    assert set(failed(judge(planned, headless))) == {"local-argmax", "confidence-head"}
+    assert set(failed(judge(planned, headless, table=without("local-argmax")))) == {"confidence-head"}
 
 
 @pytest.mark.parametrize("drafts", [3, 6])
