@@ -125,8 +125,8 @@ def _options(node: ast.Call) -> Iterator[tuple[str, str]]:
 def split_words(words: Sequence[str], names: ArgumentNames | None = None) -> dict[str, Any]:
     """What the words after `--` set, by argument name.
 
-    `--a-b v`, `--a-b=v`, `--a-b` (True), `--no-a-b` (False), JSON values, and `--a-b.key v`, which sets one key of
-    a mapping. A later word wins, and a whole mapping replaces the keys set before it.
+    `--a-b v`, `--a-b=v`, `--a-b` (True), `--no-a-b` (False), JSON values, `-O3`, and `--a-b.key v`, which sets one
+    key of a mapping. A later word wins, and a whole mapping replaces the keys set before it.
 
     Raises:
         InputError: a word that is no argument, broken JSON, or `--config`, whose file nobody here would see.
@@ -138,6 +138,8 @@ def split_words(words: Sequence[str], names: ArgumentNames | None = None) -> dic
         word = rest.pop(0)
         if not word.startswith("-") or word in ("-", "--") or _is_number(word):
             raise InputError(f"'{word}' is no argument of vLLM: write it as --name value")
+        if word.startswith("-O") and len(word) > 2 and not word.startswith("-O."):
+            word = f"--optimization-level={word[2:].removeprefix('=')}"
         option, has_value, text = word.partition("=")
         name, *path = option.lstrip("-").split(".")
         name = aliases.get("-" * (len(option) - len(option.lstrip("-"))) + name) or name.replace("-", "_")

@@ -24,7 +24,9 @@ SCHEMA = PROFILES / "profile.schema.json"
 BUNDLED = "bundled:"
 """Prefix of a model path inside this package, for example `bundled:tiny/target`."""
 
-_DOTTED = re.compile(r"--([A-Za-z][\w-]*)\.([\w.-]+)(?:=(.*))?", re.DOTALL)
+_DOTTED = re.compile(r"--?([A-Za-z][\w-]*)\.([\w.-]+)(?:=(.*))?", re.DOTALL)
+_SHORT = {"cc": "compilation_config", "sc": "speculative_config", "ac": "attention_config"}
+"""vLLM's short options for mappings."""
 
 ArgumentName = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
 VariableName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -116,7 +118,7 @@ def _fold_dotted(words: list[str], mappings: dict[str, dict[str, Any]]) -> list[
     while words:
         word = words.pop(0)
         found = _DOTTED.fullmatch(word)
-        name = found[1].replace("-", "_") if found else ""
+        name = _SHORT.get(found[1], found[1].replace("-", "_")) if found else ""
         if found is None or name not in mappings:
             kept.append(word)
             continue

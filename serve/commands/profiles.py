@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ def fit(profile: Profile, here: hardware.Hardware, gpus: int) -> Fit:
 
 def profiles_command(*, as_json: bool = False) -> int:
     """Print every bundled profile and whether this machine can run it; returns the exit code."""
-    machine = survey_machine({})
+    machine = survey_machine(os.environ)
     fits = [fit(load(name), machine.hardware, len(machine.gpus)) for name in bundled_names()]
     if as_json:
         rows = [

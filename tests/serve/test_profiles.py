@@ -175,6 +175,9 @@ def test_a_set_that_cannot_be_is_one_line(names: ArgumentNames, word: str, says:
         (["--allowed-origins", "a", "b", "--seed", "-1"], {"allowed_origins": ["a", "b"], "seed": -1}),
         (["--seed", "1", "--seed", "2"], {"seed": 2}),
         (["--dtype="], {"dtype": ""}),
+        (["-O3"], {"optimization_level": 3}),
+        (["-O=2"], {"optimization_level": 2}),
+        (["-cc.mode=3"], {"compilation_config": {"mode": 3}}),
     ],
 )
 def test_words_are_split_as_argparse_does(names: ArgumentNames, words: list[str], expected: dict[str, Any]) -> None:
@@ -206,6 +209,14 @@ def test_dotted_words_change_the_profiles_mapping_and_do_not_replace_it() -> Non
     }
     assert line[-1] == "--seed=1"
     assert line.count("--speculative-config") == 1
+
+
+@pytest.mark.parametrize("word", ["--compilation-config.mode=0", "--compilation_config.mode=0", "-cc.mode=0"])
+def test_a_short_option_is_folded_too(word: str) -> None:
+    line = load("deepseek-v4.1-flash-mi355x4").command_line(Verification.ADAPTIVE, [word])
+    compilation = json.loads(line[line.index("--compilation-config") + 1])
+    assert (compilation["mode"], compilation["max_cudagraph_capture_size"]) == (0, 2048)
+    assert word not in line
 
 
 def test_without_speculation_a_profile_has_no_speculative_config() -> None:
