@@ -25,6 +25,7 @@ BUNDLED = "bundled:"
 """Prefix of a model path inside this package, for example `bundled:tiny/target`."""
 
 _DOTTED = re.compile(r"--?([A-Za-z][\w-]*)\.([\w.-]+)(?:=(.*))?", re.DOTALL)
+_SPECULATIVE = re.compile(r"(--speculative[-_]config|-sc)\b")
 _SHORT = {"cc": "compilation_config", "sc": "speculative_config", "ac": "attention_config"}
 """vLLM's short options for mappings."""
 
@@ -86,6 +87,9 @@ class Profile(BaseModel):
 
         `--speculative-config.key value` and its like are folded into the profile's mapping: vLLM's parser would
         collect them into a second mapping that replaces the profile's.
+
+        Raises:
+            InputError: a word sets up speculation, which the mode leaves off.
         """
         mappings: dict[str, dict[str, Any]] = {}
         for name, value in self.engine_args.items():
@@ -95,6 +99,8 @@ class Profile(BaseModel):
         if speculation is not None:
             mappings["speculative_config"] = speculation
         words = _fold_dotted(list(extra or []), mappings)
+        if speculation is None and (word := next(filter(_SPECULATIVE.match, words), None)) is not None:
+            raise InputError(f"verification is off, and {word} sets speculation up: leave one of them out")
 
         arguments = [resolve_model(self.model)]
         if self.revision is not None:

@@ -223,6 +223,12 @@ def test_without_speculation_a_profile_has_no_speculative_config() -> None:
     assert "--speculative-config" not in load("tiny-cpu").command_line(Verification.OFF)
 
 
+@pytest.mark.parametrize("word", ["--speculative-config.num_speculative_tokens=3", "--speculative_config={}", "-sc"])
+def test_speculation_that_is_off_cannot_be_set_up(word: str) -> None:
+    with pytest.raises(InputError, match="verification is off"):
+        load("tiny-cpu").command_line(Verification.OFF, [word])
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
