@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from patches.install import SWITCHED_OFF_VARIABLE
 from patches.ledger import RELEASES, Status
@@ -84,38 +85,37 @@ def repaired(facts: Facts, answer: Answer) -> bool:
     return not symbols.isdisjoint(answer.consulted)
 
 
-def _layers(facts: Facts, plan: Plan) -> tuple[LayerAnswer, ...]:
-    return facts.upstream.layers if plan.adaptive and facts.upstream is not None else ()
+def _answers(facts: Facts, plan: Plan, question: Callable[[LayerAnswer], Answer]) -> dict[str, Answer] | Unknown:
+    """Each layer kind's answer; none without adaptive verification, or where the attention selector asks by itself."""
+    if not plan.adaptive:
+        return {}
+    if facts.upstream is None or facts.target.config is None:
+        return Unknown("which attention backends would serve")
+    return {layer.kind: question(layer) for layer in facts.upstream.layers}
 
 
-def _refusals(facts: Facts, answers: dict[str, Answer], wanted: object) -> tuple[list[str], list[str]]:
-    """The layers that say no with no patch against it, and those that said nothing."""
-    known = {kind: answer for kind, answer in answers.items() if answer.known}
-    refused = [kind for kind, answer in known.items() if answer.value != wanted and not repaired(facts, answer)]
-    return refused, [f"{kind} ({answer.reason})" for kind, answer in answers.items() if not answer.known]
+def _refusals(facts: Facts, answers: dict[str, Answer], wanted: object, says: str) -> Finding:
+    """The layers that do not answer `wanted` and that no applied patch touches; else those that did not answer."""
+    refused = [kind for kind, a in answers.items() if a.known and a.value != wanted and not repaired(facts, a)]
+    if refused:
+        where = f"{facts.target.architecture} in vLLM {facts.release} on {facts.machine.hardware.name}"
+        return Problem(f"the {' and '.join(refused)} backend of {where} {says}, and no applied patch changes it")
+    silent = [f"{kind} ({answer.reason})" for kind, answer in answers.items() if not answer.known]
+    return Unknown(f"what vLLM says of {', '.join(silent)}") if silent else None
 
 
 def _device_lengths(facts: Facts, plan: Plan) -> Finding:
-    answers = {layer.kind: layer.device_lengths for layer in _layers(facts, plan)}
-    refused, silent = _refusals(facts, answers, True)
-    if refused:
-        return Problem(
-            f"the {' and '.join(refused)} backend of {facts.target.architecture} in vLLM {facts.release} on"
-            f" {facts.machine.hardware.name} needs every query length on the host, and no applied patch changes it"
-        )
-    return Unknown(f"what vLLM says of {', '.join(silent)}") if silent else None
+    answers = _answers(facts, plan, lambda layer: layer.device_lengths)
+    if isinstance(answers, Unknown):
+        return answers
+    return _refusals(facts, answers, True, "needs every query length on the host")
 
 
 def _varlen_graphs(facts: Facts, plan: Plan) -> Finding:
-    answers = {layer.kind: layer.graphs for layer in _layers(facts, plan)}
-    refused, silent = _refusals(facts, answers, "ALWAYS")
-    if refused:
-        return Problem(
-            f"the graphs of the {' and '.join(refused)} backend of {facts.target.architecture} in vLLM"
-            f" {facts.release} on {facts.machine.hardware.name} replay uniform batches only, and no applied patch"
-            " changes it"
-        )
-    return Unknown(f"what vLLM says of {', '.join(silent)}") if silent else None
+    answers = _answers(facts, plan, lambda layer: layer.graphs)
+    if isinstance(answers, Unknown):
+        return answers
+    return _refusals(facts, answers, "ALWAYS", "has graphs that replay uniform batches only")
 
 
 def _mono_decode_release(facts: Facts, plan: Plan) -> Finding:

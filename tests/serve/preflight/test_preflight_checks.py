@@ -299,7 +299,8 @@ def test_a_missing_fact_is_told_and_is_no_failure() -> None:
     report = judge(planned, replace(facts, target=silent, draft=silent))
     assert set(failed(report)) == {"model-config"}
     left = {r.check.id for r in report.results if r.outcome is Outcome.NOT_CHECKED}
-    assert left == {"architecture", "draft-block", "confidence-head"}
+    layers = {"device-query-lengths", "varlen-graphs"}
+    assert left == {"architecture", "draft-block", "confidence-head", *layers}
 
 
 def test_a_skipped_check_is_reported_and_does_not_fail() -> None:

@@ -25,6 +25,7 @@ from patches.hardware import CUDA_HOPPER, ROCM_GFX950
 from patches.install import survey
 from patches.ledger import LEDGER, Patch
 from serve.arguments import argument_names
+from serve.preflight.report import Outcome
 from serve.preflight.source import Answer, Source
 from serve.preflight.upstream import LayerAnswer, Upstream, ask
 
@@ -102,6 +103,19 @@ def test_the_hopper_failure_as_facts_alone() -> None:
     for check in BOTH:
         assert set(failed(judge(planned, bare, table=without(check)))) == BOTH - {check}
     assert failed(judge(planned, replace(facts, upstream=answers))) == {}
+
+
+def test_a_layer_that_does_not_answer_is_told_and_hides_no_refusal() -> None:
+    planned = made_up_plan("deepseek-v4.1-flash-mi355x4")
+    facts = made_up_facts(planned)
+    silent = LayerAnswer("extra", Answer(None, reason="it imports torch"), Answer(None, reason="it imports torch"))
+    layers = facts.upstream.layers if facts.upstream else ()
+    patched = replace(facts, upstream=replace(facts.upstream, layers=(*layers, silent)))
+    found = {r.check.id: r for r in judge(planned, patched).results if r.check.id in BOTH}
+    assert {r.outcome for r in found.values()} == {Outcome.NOT_CHECKED}
+    assert all("extra (it imports torch)" in r.found for r in found.values())
+    bare = replace(patched, patches=applied("0.32.0", ROCM_GFX950, TP_CONSENSUS))
+    assert set(failed(judge(planned, bare))) == BOTH
 
 
 @pytest.mark.parametrize("name", ["deepseek-v4.1-flash-mi355x4", "deepseek-v4.1-flash-mi355x4-ep"])
