@@ -27,6 +27,7 @@ from patches.hardware import Hardware
 
 _DRM = Path("/sys/class/drm")
 _KFD = Path("/dev/kfd")
+_RENDER = Path("/dev/dri")
 _SHARED_MEMORY = Path("/dev/shm")
 
 COMPILERS = ("cc", "gcc", "clang", "nvcc", "hipcc")
@@ -50,7 +51,7 @@ class Machine:
         memory_available: Host memory that is available, in bytes.
         driver_cuda: CUDA version that the driver supports, as 1000 * major + 10 * minor; None without NVIDIA.
         torch_cuda: CUDA version that the installed torch was built for, in the same form; None where it is not known.
-        closed_devices: Device files of AMD GPUs that this user may not open.
+        closed_devices: Device files of AMD GPUs that this user may not open, or that are missing.
         shared_memory: Size of `/dev/shm` in bytes; None where there is none.
         open_files: Soft limit of open files.
         compilers: The compilers of `COMPILERS` on the path, and `cc` where `$CC` names one.
@@ -223,7 +224,10 @@ def _amd_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that KFD lists and this container has a render node of, less the hidden ones."""
     gpus = []
     for minor in hardware.amd_render_minors():
-        device = _DRM / f"renderD{minor}" / "device"
+        node = f"renderD{minor}"
+        if not (_RENDER / node).exists():
+            continue
+        device = _DRM / node / "device"
         try:
             total = int((device / "mem_info_vram_total").read_text())
             used = int((device / "mem_info_vram_used").read_text())
@@ -239,5 +243,7 @@ def _amd_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 
 def _closed_devices() -> tuple[str, ...]:
-    devices = [_KFD, *(Path(f"/dev/dri/renderD{minor}") for minor in hardware.amd_render_minors())]
-    return tuple(str(path) for path in devices if path.exists() and not os.access(path, os.R_OK | os.W_OK))
+    """What this user may not open: the compute device (also where it is missing) and the render nodes that are here."""
+    nodes = (_RENDER / f"renderD{minor}" for minor in hardware.amd_render_minors())
+    devices = [_KFD, *(node for node in nodes if node.exists())]
+    return tuple(str(path) for path in devices if not os.access(path, os.R_OK | os.W_OK))

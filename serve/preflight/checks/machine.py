@@ -115,7 +115,7 @@ def _cuda(version: int) -> str:
 
 def _devices(facts: Facts, _: Plan) -> Finding:
     closed = facts.machine.closed_devices
-    return Problem(f"this user may not open {', '.join(closed)}") if closed else None
+    return Problem(f"this user cannot open {', '.join(closed)}") if closed else None
 
 
 def _shared_memory(facts: Facts, plan: Plan) -> Finding:
@@ -197,7 +197,8 @@ CHECKS = (
         "device-access",
         "This user may open the AMD device files",
         "/dev/kfd and the render nodes",
-        "add their numeric groups: docker run --group-add, or supplementalGroups in Kubernetes",
+        "docker run --device /dev/kfd --device /dev/dri with --group-add for their numeric groups; in Kubernetes the"
+        " device plugin and supplementalGroups",
         _devices,
     ),
     Check(

@@ -24,18 +24,23 @@ def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """KFD and DRM files of a host with two GPUs, of which this container has the second one's render node only."""
     nodes, drm = tmp_path / "nodes", tmp_path / "drm"
     for index, (target, minor) in enumerate([(0, 0), (90500, 128), (90500, 129)]):
+        device = drm / f"renderD{minor}" / "device"
+        device.mkdir(parents=True)
+        (device / "mem_info_vram_total").write_text(f"{288 * GIB}\n")
+        (device / "mem_info_vram_used").write_text(f"{8 * GIB}\n")
         folder = nodes / str(index)
         folder.mkdir(parents=True)
         (folder / "properties").write_text(
             f"cpu_cores_count 0\ngfx_target_version {target}\ndrm_render_minor {minor}\n"
         )
-    device = drm / "renderD129" / "device"
-    device.mkdir(parents=True)
-    (device / "mem_info_vram_total").write_text(f"{288 * GIB}\n")
-    (device / "mem_info_vram_used").write_text(f"{8 * GIB}\n")
     monkeypatch.setattr(hardware, "_KFD_NODES", nodes)
     monkeypatch.setattr(hardware, "_vllm_is_cpu_build", lambda: False)
     monkeypatch.setattr(machine, "_DRM", drm)
+    monkeypatch.setattr(machine, "_RENDER", tmp_path / "dri")
+    monkeypatch.setattr(machine, "_KFD", tmp_path / "kfd")
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri" / "renderD129").touch()
+    (tmp_path / "kfd").touch()
     return nodes
 
 
@@ -112,6 +117,15 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hardware, "detect", lambda: Hardware(CUDA_HOPPER, "NVIDIA sm90"))
     found = survey_machine({})
     assert (found.gpus, found.driver_cuda) == ((), None)
+
+
+@pytest.mark.usefixtures("amd")
+def test_amd_devices_that_are_missing_from_the_container_are_told(tmp_path: Path) -> None:
+    assert survey_machine({}).closed_devices == ()
+    (tmp_path / "kfd").unlink()
+    (tmp_path / "dri" / "renderD129").unlink()
+    found = survey_machine({})
+    assert (found.closed_devices, found.gpus) == ((str(tmp_path / "kfd"),), ())
 
 
 @pytest.mark.parametrize(("target", "name"), [("90402", "rocm-gfx942"), ("110000", "rocm-gfx1100")])
