@@ -43,6 +43,6 @@ def effective_lines(plan: Plan) -> list[str]:
         f" experts {'over all ranks' if plan.on('enable_expert_parallel') else 'split with tensors'}",
         f"requests: {seqs} x {plan.data_parallel_size} at a time",
         f"graphs: {effective_graph_mode(plan)}",
-        f"largest graph: {capture if capture is not None else 'vLLM decides'} tokens",
+        f"largest graph: {f'{capture} tokens' if capture else 'as vLLM decides'}",
         f"KV cache: {plan.kv_cache_dtype}",
     ]

@@ -134,7 +134,7 @@ class _Reader:
 
     def __init__(self, names: ArgumentNames | None) -> None:
         self._names = names
-        self._wrong: list[str] = []
+        self._wrong: dict[str, str] = {}
 
     def types(self, arguments: Mapping[str, Any]) -> None:
         """Compare every argument with the type that this vLLM declares for it."""
@@ -185,7 +185,7 @@ class _Reader:
 
     def finish(self, profile: str) -> None:
         if self._wrong:
-            raise InputError(f"profile {profile}: {'; '.join(dict.fromkeys(self._wrong))}")
+            raise InputError(f"profile {profile}: {'; '.join(self._wrong.values())}")
 
     def _refuse(self, name: str, takes: str, value: object) -> None:
-        self._wrong.append(f"{name} takes {takes}, not {value!r}")
+        self._wrong.setdefault(name, f"{name} takes {takes}, not {value!r}")

@@ -108,8 +108,8 @@ class Report:
         passed = sum(result.outcome is Outcome.PASSED for result in self.results)
         lines.append(
             f"preflight of {self.profile} ({self.verification}) on {self.hardware} with vLLM {self.vllm}:"
-            f" {passed} of {len(self.results)} checks passed, {len(self.errors)} errors,"
-            f" {len(self.warnings)} warnings, {self.seconds:.1f} s"
+            f" {passed} of {len(self.results)} checks passed, errors: {len(self.errors)},"
+            f" warnings: {len(self.warnings)}, {self.seconds:.1f} s"
         )
         return lines
 

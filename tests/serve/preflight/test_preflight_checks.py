@@ -337,6 +337,10 @@ def test_ids_are_unique_and_rows_are_complete() -> None:
     assert all(text and "\n" not in text for check in TABLE for text in (check.what, check.how, check.remedy))
 
 
-def test_a_plan_names_every_wrong_value_at_once() -> None:
-    with pytest.raises(InputError, match=r"max_num_seqs takes .*gpu_memory_utilization takes"):
+def test_a_plan_names_every_wrong_value_once_and_at_once() -> None:
+    with pytest.raises(InputError) as refused:
         plan(load(TINY), Verification.ADAPTIVE, ["--max-num-seqs=none", "--gpu-memory-utilization=7"], environment={})
+    message = (
+        "profile tiny-cpu: max_num_seqs takes a whole number of at least 1, not 'none'; gpu_memory_utilization takes"
+    )
+    assert str(refused.value).startswith(message)
