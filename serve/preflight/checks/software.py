@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from patches.install import SWITCHED_OFF_VARIABLE
-from patches.ledger import RELEASES, Status
+from patches.ledger import RELEASES
 from serve.preflight.check import Check, Finding, Problem, Severity, Unknown
 from serve.preflight.facts import PLUGIN, Facts
 from serve.preflight.plan import Plan
@@ -158,7 +158,7 @@ CHECKS = (
     ),
     Check(
         "patches",
-        f"Every patch that is needed here can be applied ({Status.REFUSED} by none)",
+        "Every patch that is needed here can be applied",
         "the ledger, and the fingerprints of the upstream code that it replaces",
         f"use this project's image, and leave correctness patches out of {SWITCHED_OFF_VARIABLE}",
         _patches,
