@@ -187,6 +187,7 @@ class _Platform:
 
 
 def _platform(hardware: str) -> dict[str, Any]:
+    """The names that a machine decides. DeepGEMM is taken to be there on Hopper: vLLM's CUDA wheel carries it."""
     return {
         "current_platform": _Platform(hardware),
         "has_deep_gemm": lambda: hardware == CUDA_HOPPER,
