@@ -1,6 +1,6 @@
 """Which hardware this vLLM runs on, told without importing torch (it takes seconds and a GPU context).
 
-`cuda-hopper`, `rocm-gfx950` and `cpu` are served; anything else is named for what it is.
+`cuda-hopper`, `rocm-gfx950` and `cpu` are served; anything else is named for what it is, with why it is not.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +32,19 @@ class Hardware:
     def served(self) -> bool:
         """Whether this package has patches and profiles for it."""
         return self.name in SERVED
+
+    @property
+    def why_not_served(self) -> str:
+        """Why nothing here runs on it; empty where it is served."""
+        if self.served:
+            return ""
+        if self.name.startswith("cuda-sm10"):
+            return "upstream vLLM serves adaptive verification on Blackwell itself: use its own image"
+        if self.name.startswith("cuda-"):
+            return "only Hopper (sm90: H100, H200, H20, GH200) was validated among NVIDIA's GPUs"
+        if self.name.startswith("rocm-"):
+            return "only gfx950 (MI350X, MI355X) was validated among AMD's GPUs"
+        return "a GPU needs its driver and its device files in the container; a CPU needs vLLM's CPU build"
 
 
 def detect() -> Hardware:
@@ -60,17 +74,28 @@ def _vllm_is_cpu_build() -> bool:
         return False
 
 
+def amd_render_minors() -> tuple[int, ...]:
+    """The `renderD` number of every AMD GPU that KFD lists, in its order."""
+    return tuple(int(node["drm_render_minor"]) for node in _amd_nodes() if "drm_render_minor" in node)
+
+
 def _amd_architecture() -> str | None:
     """The first GPU's `gfx` name from KFD (`gfx_target_version` 90500 is gfx950), or None."""
-    for properties in sorted(_KFD_NODES.glob("*/properties")):
+    for node in _amd_nodes():
+        version = int(node["gfx_target_version"])
+        return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+    return None
+
+
+def _amd_nodes() -> Iterator[dict[str, str]]:
+    """The properties of every KFD node that is a GPU (a CPU's target version is 0)."""
+    for properties in sorted(_KFD_NODES.glob("*/properties"), key=lambda path: (len(path.parts[-2]), path)):
         try:
-            text = properties.read_text()
+            found = dict(re.findall(r"^(\w+) (\d+)$", properties.read_text(), re.MULTILINE))
         except OSError:
             continue
-        found = re.search(r"^gfx_target_version (\d+)$", text, re.MULTILINE)
-        if found and (version := int(found[1])):
-            return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-    return None
+        if int(found.get("gfx_target_version", 0)):
+            yield found
 
 
 def _nvidia_capability() -> tuple[int, int] | None:

@@ -15,7 +15,12 @@ class ExitCode(IntEnum):
     """A wrong command line, profile, value, port or path; nothing was started."""
     ENGINE_DIED = 3
     """The engine was serving and died."""
+    PREFLIGHT_FAILED = 4
+    """Preflight found at least one error; nothing was started and no weight was read."""
 
 
 class InputError(Exception):
-    """What the user gave cannot work. The message says what is wrong and what to do."""
+    """What the user gave cannot work. The message says in one line what is wrong and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
