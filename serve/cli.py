@@ -10,16 +10,23 @@ import os
 import socket
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
 from serve.errors import ExitCode, InputError
-from serve.profile import Profile, Verification, load, resolve_model
+from serve.listening import ListenError, listen
+from serve.preflight.report import Report
+from serve.profile import Profile, Verification, load
+
+logger = logging.getLogger("dspark-serve")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+profiles_app = typer.Typer(
+    invoke_without_command=True, help="List the profiles and which of them this machine can run."
+)
+app.add_typer(profiles_app, name="profiles")
 
 DECIDED_HERE = {
     "--host": "give --host before the --",
@@ -31,9 +38,17 @@ DECIDED_HERE = {
     "--ssl-keyfile": "end TLS in front of the server",
     "--ssl-certfile": "end TLS in front of the server",
     "--root-path": "strip the prefix in front of the server",
-    "--speculative-config": "the profile has it: choose with --verification",
 }
 """Options of `vllm serve` that are this server's own decision, and what to do instead."""
+
+ProfileName = Annotated[str, typer.Argument(help="A bundled profile's name, or the path of a .yaml file.")]
+Extra = Annotated[list[str] | None, typer.Argument(help="After --: arguments of vllm serve.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="key=value: change the profile. May be repeated.")]
+Skips = Annotated[list[str] | None, typer.Option("--skip", help="A preflight check to leave out. May be repeated.")]
+Port = Annotated[int, typer.Option(envvar="DSPARK_PORT", min=1, max=65535, help="Port to listen on.")]
+Host = Annotated[str, typer.Option(envvar="DSPARK_HOST", help="Address to listen on.")]
+Mode = Annotated[Verification, typer.Option(envvar="DSPARK_VERIFICATION", help="How drafts are verified.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -43,25 +58,84 @@ def root() -> None:
 
 @app.command()
 def up(
-    profile: Annotated[str, typer.Argument(help="A bundled profile's name, or the path of a .yaml file.")],
-    extra: Annotated[list[str] | None, typer.Argument(help="After --: arguments of vllm serve.")] = None,
-    port: Annotated[int, typer.Option(envvar="DSPARK_PORT", min=1, max=65535, help="Port.")] = 8000,
-    host: Annotated[str, typer.Option(envvar="DSPARK_HOST", help="Address to listen on.")] = "127.0.0.1",
-    verification: Annotated[
-        Verification, typer.Option(envvar="DSPARK_VERIFICATION", help="How drafts are verified.")
-    ] = Verification.ADAPTIVE,
+    profile: ProfileName,
+    extra: Extra = None,
+    sets: Sets = None,
+    port: Port = 8000,
+    host: Host = "127.0.0.1",
+    verification: Mode = Verification.ADAPTIVE,
+    skip: Skips = None,
     drain_seconds: Annotated[
-        float, typer.Option(envvar="DSPARK_DRAIN_SECONDS", min=0, help="What requests get to finish in.")
+        float, typer.Option(envvar="DSPARK_DRAIN_SECONDS", min=0, help="What requests under way get to finish in.")
     ] = 30.0,
     access_log: Annotated[bool, typer.Option(envvar="DSPARK_ACCESS_LOG", help="Log each request.")] = False,
 ) -> None:
     """Serve a profile with vLLM's OpenAI endpoints, listening at once."""
-    recipe = load(profile)
+    from serve.overrides import override
+    from serve.preflight import installed_names, run
+
     arguments = extra or []
     refuse_decided_here(arguments)
+    recipe = override(load(profile), sets or [], installed_names())
+    # Bind first, so that nobody takes the port meanwhile; preflight names a taken one with whatever else is wrong.
+    try:
+        sock, address = listen(host, port), None
+    except ListenError:
+        sock, address = None, (host, port)
+    report = run(recipe, verification=verification, extra=arguments, skip=skip or [], address=address)
+    stop_on_errors(report)
+    try:
+        sock = sock or listen(host, port)
+    except ListenError as error:
+        raise InputError(f"{error}; choose another with --port or --host") from error
     prepare_environment(recipe)
-    sock = listen(host, port)
-    serve_profile(recipe, arguments, sock, verification, drain_seconds, access_log)
+    serve_profile(recipe, arguments, sock, verification, report, drain_seconds, access_log)
+
+
+@app.command()
+def preflight(
+    profile: ProfileName,
+    extra: Extra = None,
+    sets: Sets = None,
+    port: Annotated[int | None, typer.Option(envvar="DSPARK_PORT", min=1, max=65535, help="Port to check.")] = None,
+    host: Host = "127.0.0.1",
+    verification: Mode = Verification.ADAPTIVE,
+    skip: Skips = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether a profile would start here, before any weight is read."""
+    from serve.commands.preflight import preflight_command
+
+    code = preflight_command(
+        profile,
+        sets or [],
+        extra or [],
+        as_json=as_json,
+        skip=skip or [],
+        verification=verification,
+        host=host,
+        port=port,
+    )
+    raise typer.Exit(code)
+
+
+@profiles_app.callback()
+def profiles(context: typer.Context, as_json: Json = False) -> None:
+    """List the profiles and which of them this machine can run."""
+    from serve.commands.profiles import profiles_command
+
+    if context.invoked_subcommand is None:
+        raise typer.Exit(profiles_command(as_json=as_json))
+
+
+@profiles_app.command()
+def show(
+    profile: ProfileName, extra: Extra = None, sets: Sets = None, verification: Mode = Verification.ADAPTIVE
+) -> None:
+    """Print the environment and the `vllm serve` line that a profile stands for."""
+    from serve.commands.profiles import profiles_show_command
+
+    raise typer.Exit(profiles_show_command(profile, sets or [], extra or [], verification))
 
 
 def serve_profile(
@@ -69,6 +143,7 @@ def serve_profile(
     arguments: list[str],
     sock: socket.socket,
     verification: Verification,
+    report: Report,
     drain_seconds: float,
     access_log: bool,
 ) -> NoReturn:
@@ -102,6 +177,7 @@ def serve_profile(
                 verification=verification,
                 patches=patches,
             ),
+            preflight=report,
             counter_directory=counters,
             drain_seconds=drain_seconds,
             access_log=access_log,
@@ -115,6 +191,20 @@ def serve_profile(
     os._exit(code)
 
 
+def stop_on_errors(report: Report) -> None:
+    """Log what preflight found; with an error, end the command.
+
+    Raises:
+        typer.Exit: a check failed that nothing is started with.
+    """
+    if report.errors:
+        for result in report.errors:
+            complain(result.line)
+        raise typer.Exit(report.exit_code)
+    for line in report.lines():
+        logger.info("%s", line)
+
+
 def refuse_decided_here(arguments: list[str]) -> None:
     """Refuse options after `--` that this server decides itself.
 
@@ -122,51 +212,24 @@ def refuse_decided_here(arguments: list[str]) -> None:
         InputError: naming the option and what to do instead.
     """
     for argument in arguments:
-        option = argument.partition("=")[0].partition(".")[0].replace("_", "-")
+        option = argument.partition("=")[0].replace("_", "-")
         if option in DECIDED_HERE:
             raise InputError(f"{option} cannot be given to vLLM here: {DECIDED_HERE[option]}")
 
 
 def prepare_environment(recipe: Profile) -> None:
-    """Set the profile's environment, the user's own values first, before anything of vLLM is imported.
-
-    Raises:
-        InputError: a variable that would open vLLM's development routes, or a model directory that is missing.
-    """
-    if os.environ.get("VLLM_SERVER_DEV_MODE", "0") not in ("", "0"):
-        raise InputError(
-            "VLLM_SERVER_DEV_MODE is set: it opens routes that run code in the workers to anyone; unset it"
-        )
+    """Set the profile's environment, the user's own values first, before anything of vLLM is imported."""
     for name, value in recipe.environment.items():
         os.environ.setdefault(name, value)
     # One process keeps the metrics; a multiprocess directory would split and double them.
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
-    draft = (recipe.speculation(Verification.FIXED) or {}).get("model")
-    for model in (resolve_model(recipe.model), draft):
-        if model and Path(model).is_absolute() and not Path(model).is_dir():
-            raise InputError(f"the model directory {model} does not exist: check the profile's model path")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket.
-
-    Raises:
-        InputError: the port is taken or the address is not this machine's.
-    """
-    try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        sock = socket.socket(info[0], info[1])
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(info[4])
-    except OSError as error:
-        raise InputError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port or --host"
-        ) from error
-    return sock
 
 
 def main() -> None:
     """Entry point of the console script."""
+    # Arguments that are not UTF-8 must be printable in a complaint about them.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     log_to_stderr()
     try:
         code = app(standalone_mode=False)
@@ -183,7 +246,6 @@ def log_to_stderr() -> None:
     """Give our logger a handler of its own: vLLM and its libraries set the root logger up as they please."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [dspark-serve] %(message)s", "%m-%d %H:%M:%S"))
-    logger = logging.getLogger("dspark-serve")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

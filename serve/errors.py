@@ -12,11 +12,9 @@ class ExitCode(IntEnum):
     START_FAILED = 1
     """The engine could not be started with this configuration."""
     BAD_INPUT = 2
-    """A wrong command line, profile, value, port or path; nothing was started."""
+    """A wrong command line, profile, value or path, or a failed preflight; nothing was started, no weight was read."""
     ENGINE_DIED = 3
     """The engine was serving and died."""
-    PREFLIGHT_FAILED = 4
-    """Preflight found at least one error; nothing was started and no weight was read."""
 
 
 class InputError(Exception):

@@ -28,6 +28,7 @@ from serve.engine import Engine, EngineStartError, start_engine
 from serve.errors import ExitCode, InputError
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
+from serve.preflight.report import Report
 from serve.status import effective_configuration, patch_rows
 
 logger = logging.getLogger("dspark-serve")
@@ -51,6 +52,7 @@ class Settings:
         sock: The bound socket to listen on.
         url: What to print.
         identity: Versions, hardware, patches, mode.
+        preflight: What preflight found.
         counter_directory: Where workers write counters.
         drain_seconds: What requests under way get to finish in.
         access_log: Whether each request is logged.
@@ -61,6 +63,7 @@ class Settings:
     sock: socket.socket
     url: str
     identity: Identity
+    preflight: Report
     counter_directory: Path
     drain_seconds: float
     access_log: bool
@@ -164,6 +167,7 @@ class Service:
             "patches": patch_rows(identity.patches),
             "last_minute": self.recent.summary(),
             "requests_under_way": self.gateway.in_flight,
+            "preflight": self.settings.preflight.as_json(),
         }
         if self.engine is not None:
             body["models"] = self.engine.model_names

@@ -10,8 +10,9 @@ from pathlib import Path
 from patches import install
 from patches.install import Installed
 from serve.arguments import ArgumentNames
+from serve.listening import port_problem
 from serve.preflight.checkpoint import Checkpoint, read_checkpoints
-from serve.preflight.machine import Machine, port_problem, survey_machine
+from serve.preflight.machine import Machine, survey_machine
 from serve.preflight.plan import Plan
 from serve.preflight.upstream import Upstream, ask
 from serve.profile import resolve_model

@@ -12,7 +12,6 @@ import os
 import re
 import resource
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -93,18 +92,6 @@ def survey_machine(environment: Mapping[str, str]) -> Machine:
             f"{name} {path}" for name, path in cache_folders(environment).items() if not _writable(path)
         ),
     )
-
-
-def port_problem(host: str, port: int) -> str | None:
-    """Why a server could not listen there, or None."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except (OSError, OverflowError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return None
 
 
 def cache_folders(environment: Mapping[str, str]) -> dict[str, Path]:

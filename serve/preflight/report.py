@@ -39,6 +39,11 @@ class Result:
             return cls(check, Outcome.NOT_CHECKED, f"not known: {finding.missing}")
         return cls(check, Outcome.PASSED)
 
+    @property
+    def line(self) -> str:
+        """What failed and what to do about it."""
+        return f"{self.check.id}: {self.found}; {self.remedy}"
+
     def as_json(self) -> dict[str, str]:
         """All of it, for machines."""
         return {
@@ -79,8 +84,8 @@ class Report:
 
     @property
     def exit_code(self) -> ExitCode:
-        """`PREFLIGHT_FAILED` with an error, else `OK`."""
-        return ExitCode.PREFLIGHT_FAILED if self.errors else ExitCode.OK
+        """`BAD_INPUT` with an error, else `OK`."""
+        return ExitCode.BAD_INPUT if self.errors else ExitCode.OK
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for `--json` and `/dspark/status`."""
@@ -98,7 +103,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """For people: what failed with its remedy, what was left out, and a last line with the counts."""
-        lines = [_failure(result) for result in (*self.errors, *self.warnings)]
+        lines = [f"{result.check.severity:<8} {result.line}" for result in (*self.errors, *self.warnings)]
         lines += [f"skipped  {check}: as asked for with --skip" for check in self.skipped]
         lines += [
             f"unknown  {result.check.id}: {result.found}"
@@ -115,7 +120,3 @@ class Report:
 
     def _failed(self, severity: Severity) -> tuple[Result, ...]:
         return tuple(r for r in self.results if r.outcome is Outcome.FAILED and r.check.severity is severity)
-
-
-def _failure(result: Result) -> str:
-    return f"{result.check.severity:<8} {result.check.id}: {result.found}; {result.remedy}"

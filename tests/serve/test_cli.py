@@ -18,7 +18,8 @@ def complaint(*arguments: str, **environment: str) -> str:
     )
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
-    lines = done.stderr.splitlines()
+    # What preflight had to say before it is not a complaint.
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("INFO ")]
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("dspark-serve: ")
     return lines[0]
@@ -57,11 +58,32 @@ def test_a_misspelt_key_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_a_missing_model_directory_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        f"name: a\ndescription: b\nhardware: cpu\nmodel: {tmp_path}/gone\nsource: s\nspeculative_config: {{}}\n"
-    )
-    assert f"{tmp_path}/gone does not exist" in complaint("up", str(path))
+    assert f"{tmp_path}/gone is no folder" in complaint("up", "tiny-cpu", "--set", f"model={tmp_path}/gone")
+
+
+def test_too_little_memory_is_named_with_the_arithmetic() -> None:
+    line = complaint("up", "tiny-cpu", "--set", f"kv_cache_memory_bytes={2**50}")
+    assert "memory: " in line
+    assert "GiB" in line
+
+
+def test_everything_that_is_wrong_is_named_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [DSPARK, "up", "tiny-cpu", "--port", port, "--set", f"model={tmp_path}/gone"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert any(port in line for line in lines)
+    assert any("gone" in line for line in lines)
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize(
@@ -101,7 +123,7 @@ def test_a_server_option_after_the_dashes_names_where_it_goes() -> None:
     assert "--port cannot be given to vLLM here: give --port before the --" in complaint(
         "up", "tiny-cpu", "--", "--port", "9"
     )
-    assert "--speculative-config" in complaint("up", "tiny-cpu", "--", "--speculative_config.method=ngram")
+    assert "--api-server-count" in complaint("up", "tiny-cpu", "--", "--api_server_count=2")
 
 
 def test_development_mode_is_refused() -> None:

@@ -154,7 +154,7 @@ def _kernel_compiler(facts: Facts, plan: Plan) -> Finding:
 
 
 def _port(facts: Facts, _: Plan) -> Finding:
-    return Problem(f"the port cannot be listened on: {facts.port}") if facts.port else None
+    return Problem(facts.port) if facts.port else None
 
 
 CHECKS = (
@@ -242,7 +242,7 @@ CHECKS = (
         "port",
         "The server's port is free",
         "by binding it for a moment",
-        "choose another with --port, or end what listens there",
+        "choose another with --port or --host, or end what listens there",
         _port,
     ),
 )

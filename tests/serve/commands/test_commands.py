@@ -38,7 +38,7 @@ def test_the_embedded_profile_passes_here(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_profile_for_other_hardware_fails_with_its_own_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert preflight_command("deepseek-v4-flash-h200x4") == ExitCode.PREFLIGHT_FAILED == 4
+    assert preflight_command("deepseek-v4-flash-h200x4") == ExitCode.BAD_INPUT == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("error    hardware: the profile is for cuda-hopper and this is cpu")
     assert "checks passed" in lines[-1]
@@ -46,7 +46,7 @@ def test_a_profile_for_other_hardware_fails_with_its_own_exit_code(capsys: pytes
 
 def test_sets_words_skips_and_modes_reach_the_checks(capsys: pytest.CaptureFixture[str]) -> None:
     sets, words = ["pipeline_parallel_size=2"], ["--enable-lora"]
-    assert preflight_command("tiny-cpu", sets, words) == ExitCode.PREFLIGHT_FAILED
+    assert preflight_command("tiny-cpu", sets, words) == ExitCode.BAD_INPUT
     out = capsys.readouterr().out
     assert "error    lora" in out
     assert "error    pipeline-parallel" in out
@@ -60,7 +60,7 @@ def test_a_port_in_use_is_found() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert preflight_command("tiny-cpu", port=taken.getsockname()[1]) == ExitCode.PREFLIGHT_FAILED
+        assert preflight_command("tiny-cpu", port=taken.getsockname()[1]) == ExitCode.BAD_INPUT
 
 
 def test_preflight_imports_neither_torch_nor_vllm() -> None:
@@ -205,6 +205,6 @@ def test_no_mutation_of_a_profile_makes_a_traceback(name: str, tmp_path: Path) -
         seen[outcome(lambda: profiles_show_command(str(file), sets, extra, mode))] += 1
 
     mutate()
-    assert set(seen) <= {"refused", ExitCode.OK.name, ExitCode.PREFLIGHT_FAILED.name}
+    assert set(seen) <= {"refused", ExitCode.OK.name, ExitCode.BAD_INPUT.name}
     # The changes that fit reach the checks; were all refused early, this test would show little.
-    assert seen[ExitCode.PREFLIGHT_FAILED.name] >= 10, seen
+    assert seen[ExitCode.BAD_INPUT.name] >= 10, seen

@@ -225,7 +225,7 @@ def test_a_fault_is_named_by_its_check_and_by_no_other(case: Case) -> None:
     assert list(found) == [case.check]
     assert all(words in found[case.check] for words in case.words), found
     severity = next(check.severity for check in TABLE if check.id == case.check)
-    assert report.exit_code is (ExitCode.PREFLIGHT_FAILED if severity is Severity.ERROR else ExitCode.OK)
+    assert report.exit_code is (ExitCode.BAD_INPUT if severity is Severity.ERROR else ExitCode.OK)
     # Without its check the fault goes unnoticed: nothing else covers it.
     assert failed(judge(planned, facts, table=without(case.check))) == {}
 

@@ -12,9 +12,10 @@ from made_up import CONFIGS, V4_CONFIG, made_up_facts, made_up_plan
 
 from patches import hardware
 from patches.hardware import CPU, CUDA_HOPPER, ROCM_GFX950, SERVED, Hardware
+from serve.listening import port_problem
 from serve.preflight import machine
 from serve.preflight.checks.machine import memory_estimate
-from serve.preflight.machine import Gpu, cache_folders, port_problem, survey_machine
+from serve.preflight.machine import Gpu, cache_folders, survey_machine
 from serve.preflight.memory import GIB, estimate, kv_bytes_per_token
 from serve.profile import Verification
 
@@ -180,7 +181,7 @@ def test_a_port_is_tried() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert port_problem("127.0.0.1", port) == "Address already in use"
+        assert port_problem("127.0.0.1", port) == f"cannot listen on 127.0.0.1:{port}: Address already in use"
     assert port_problem("127.0.0.1", port) is None
     assert port_problem("::1", 0) is None or "address" in str(port_problem("::1", 0)).lower()
     assert port_problem("no such host", 80)

@@ -1,0 +1,46 @@
+"""The socket the server listens on, bound before anything else so that nobody takes the port meanwhile."""
+
+from __future__ import annotations
+
+import socket
+
+
+class ListenError(OSError):
+    """The address cannot be listened on; the message names it and says why."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket.
+
+    Args:
+        host: A name or an IPv4 or IPv6 address of this machine.
+        port: 0 for any free one.
+
+    Raises:
+        ListenError: the port is taken, or the address is not this machine's.
+    """
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.socket(info[0], info[1])
+    except (OSError, OverflowError) as error:
+        raise ListenError(_problem(host, port, error)) from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(info[4])
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise ListenError(_problem(host, port, error)) from error
+    return sock
+
+
+def port_problem(host: str, port: int) -> str | None:
+    """Why a server could not listen there, or None."""
+    try:
+        listen(host, port).close()
+    except ListenError as error:
+        return str(error)
+    return None
+
+
+def _problem(host: str, port: int, error: Exception) -> str:
+    return f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
