@@ -19,15 +19,17 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         ListenError: the port is taken, or the address is not this machine's.
     """
+    if not 0 <= port <= 65535:  # the resolver would take it modulo 65536
+        raise ListenError(_problem(host, port, ValueError("a port is 0 to 65535")))
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.socket(info[0], info[1])
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ListenError(_problem(host, port, error)) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(info[4])
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         sock.close()
         raise ListenError(_problem(host, port, error)) from error
     return sock
