@@ -1,6 +1,6 @@
 """`python -m serve.docs --write README.md`: the tables of a Markdown file that are made from data.
 
-A table stands between `<!-- profiles -->` and `<!-- /profiles -->`, or the same with `checks`.
+A table stands between `<!-- profiles -->` and `<!-- /profiles -->`, or the same with another name of `TABLES`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from serve.errors import ExitCode, InputError
+import typer
+
+from patches.ledger import EVERYWHERE, LEDGER
+from serve.cli import app
+from serve.errors import EXIT_MEANINGS, ExitCode, InputError
 from serve.preflight.checks import TABLE
 from serve.profile import bundled_names, load
 
@@ -31,7 +35,56 @@ def checks_table() -> str:
     return _table(("check", "severity", "what has to be so", "how it is told", "remedy"), rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"profiles": profiles_table, "checks": checks_table}
+def patches_table() -> str:
+    """The ledger."""
+    rows = [
+        (
+            f"`{patch.id}`",
+            patch.what,
+            ", ".join(sorted(patch.hardware)) if patch.hardware != EVERYWHERE else "all",
+            releases_text(patch.releases),
+            patch.upstream,
+            patch.removal,
+        )
+        for patch in LEDGER
+    ]
+    return _table(("patch", "what", "hardware", "vLLM", "upstream", "goes"), rows)
+
+
+def releases_text(releases: Sequence[str]) -> str:
+    """A run of releases as `first to last`."""
+    return releases[0] if len(releases) == 1 else f"{releases[0]} to {releases[-1]}"
+
+
+def settings_table() -> str:
+    """Options of `dspark-serve up`, with the environment variable that sets each."""
+    command = typer.main.get_command(app).commands["up"]  # type: ignore[attr-defined]
+    rows = [
+        (
+            f"`{'`, `'.join((*parameter.opts, *parameter.secondary_opts))}`",
+            f"`{parameter.envvar}`" if parameter.envvar else "",
+            "" if parameter.default is None else f"`{parameter.default}`",
+            parameter.help or "",
+        )
+        for parameter in command.params
+        if parameter.param_type_name == "option" and parameter.name != "help"
+    ]
+    return _table(("option", "variable", "default", "meaning"), rows)
+
+
+def exits_table() -> str:
+    """Exit codes."""
+    rows = [(str(int(code)), meaning) for code, meaning in EXIT_MEANINGS.items()]
+    return _table(("exit code", "meaning"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "profiles": profiles_table,
+    "checks": checks_table,
+    "patches": patches_table,
+    "settings": settings_table,
+    "exits": exits_table,
+}
 
 
 def rendered(text: str) -> str:

@@ -10,11 +10,16 @@ class ExitCode(IntEnum):
 
     OK = 0
     START_FAILED = 1
-    """The engine could not be started with this configuration."""
     BAD_INPUT = 2
-    """A wrong command line, profile, value or path, or a failed preflight; nothing was started, no weight was read."""
     ENGINE_DIED = 3
-    """The engine was serving and died."""
+
+
+EXIT_MEANINGS = {
+    ExitCode.OK: "Done, or stopped as asked: requests under way were finished or given their time",
+    ExitCode.START_FAILED: "The engine could not be started with this configuration",
+    ExitCode.BAD_INPUT: "A wrong command line, profile, value or path, or a failed preflight: no weight was read",
+    ExitCode.ENGINE_DIED: "The engine was serving and died; the last log line says why",
+}
 
 
 class InputError(Exception):
