@@ -9,6 +9,20 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
+# Fails where pip would take PyTorch's CUDA build, several GB; nothing is listed where it is installed already.
+define LOOK_FOR_CPU_TORCH
+import json, platform, sys
+urls = [row["download_info"]["url"] for row in json.load(sys.stdin)["install"]]
+here = (sys.platform, platform.machine())
+sys.exit(here == ("linux", "x86_64") and any("cpu" not in url.rsplit("/", 1)[-1] for url in urls))
+endef
+export LOOK_FOR_CPU_TORCH
+define CUDA_TORCH
+pip would install PyTorch's CUDA build here. Run make again with TORCH_INDEX= set to the address of PyTorch's CPU wheel
+index, which its Get Started page shows for Linux, pip and CPU (after 'make clean' if $(VENV) has the CUDA build).
+endef
+export CUDA_TORCH
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test serve test lint bench-overhead requirements clean
 
@@ -22,13 +36,13 @@ $(VENV)/.ready: requirements.lock pyproject.toml patches/cpu/distribution/pyproj
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dspark-serve needs Python 3.11 or newer: make setup PYTHON=python3.11" >&2; exit 2; }
+	@$(PIP_INSTALL) --dry-run --report - $$(grep '^torch==' requirements.lock) | $(BIN)/python -c "$$LOOK_FOR_CPU_TORCH" || \
+	  { echo "$$CUDA_TORCH" >&2; exit 2; }
 	@echo "Installing vLLM's CPU engine and dspark-serve into $(VENV) (about two minutes the first time) ..."
 	@$(PIP_INSTALL) -r requirements.lock
 	@$(PIP_INSTALL) --no-build-isolation ./patches/cpu/distribution
 	@$(PIP_INSTALL) --no-build-isolation --editable .
-	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.version.cuda is not None)' || \
-	  { echo "PyTorch's CUDA build was installed: run 'make clean', then make with TORCH_INDEX= set to PyTorch's" \
-	  "CPU wheel index (see its Get Started page: Linux, pip, CPU)" >&2; exit 2; }
+	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.version.cuda is not None)' || { echo "$$CUDA_TORCH" >&2; exit 2; }
 	@touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready requirements-test.lock
