@@ -5,6 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
+from serve.tiny.calibration import (
+    acceptance_by_quantile,
+    expected_calibration_error,
+    fit_temperatures,
+    survival,
+)
+from serve.tiny.corpus import read_sources
 from tests.e2e.prompts import python_prompts
 from tests.e2e.running import Server, serving
 
@@ -53,7 +60,7 @@ def test_sixteen_requests_verify_less_than_is_proposed_and_what_survives_best(se
     delta = {name: after[name] - before[name] for name in after}
     assert 0 < delta["accepted"] <= delta["verified"] < delta["proposed"]
 
-    rankings = server.decisions("ranking")[steps_before:]
+    rankings = [step for step in server.decisions("ranking")[steps_before:] if sum(step["eligible"])]
     outcomes = server.decisions("verification")[-len(rankings) :]
     assert delta["verified"] == sum(step["budget"] for step in rankings)
     assert delta["proposed"] == sum(sum(step["eligible"]) for step in rankings)
@@ -67,9 +74,9 @@ def test_sixteen_requests_verify_less_than_is_proposed_and_what_survives_best(se
     assert len(trimmed) > 5
     for step in rankings:
         assert sum(step["admitted"]) == step["budget"]
-        survival = np.cumprod(np.array(step["confidences"], dtype=np.float32), axis=1, dtype=np.float32)
-        admitted = [survival[r, s] for r, count in enumerate(step["admitted"]) for s in range(count)]
-        eligible = sorted((survival[r, s] for r, n in enumerate(step["eligible"]) for s in range(n)), reverse=True)
+        survives = np.cumprod(np.array(step["confidences"], dtype=np.float32), axis=1, dtype=np.float32)
+        admitted = [survives[r, s] for r, count in enumerate(step["admitted"]) for s in range(count)]
+        eligible = sorted((survives[r, s] for r, n in enumerate(step["eligible"]) for s in range(n)), reverse=True)
         np.testing.assert_allclose(sorted(admitted, reverse=True), eligible[: step["budget"]], rtol=1e-5)
 
 
@@ -108,3 +115,37 @@ def test_vllms_own_series_stand_beside_ours(server: Server) -> None:
     assert {"vllm:generation_tokens_total", "vllm:num_requests_running", "vllm:spec_decode_num_drafts_total"} <= names
     assert "process_resident_memory_bytes" in names
     assert server.client.get("/metrics").text.count("# TYPE vllm:num_requests_running gauge") == 1
+
+
+def test_the_bundled_pair_is_worth_watching(server: Server) -> None:
+    """On held-out Python: drafts are accepted, confidence tells which, and completions look like Python."""
+    texts = [source.text[: len(source.text) // 3].rsplit("\n", 1)[0][-1200:] for source in read_sources("held_out")][
+        :16
+    ]
+    samples, seen = server.samples(), len(server.decisions("ranking"))
+    with ThreadPoolExecutor(4) as pool:  # few enough that every draft is verified
+        answers = list(pool.map(lambda text: server.complete(text, max_tokens=64, temperature=1.0, seed=11), texts))
+    after = server.samples()
+    requests = after["dspark_acceptance_length_count", ""] - samples["dspark_acceptance_length_count", ""]
+    tokens = after["dspark_acceptance_length_sum", ""] - samples["dspark_acceptance_length_sum", ""]
+    assert tokens / requests >= 2.2
+
+    rankings = [step for step in server.decisions("ranking")[seen:] if sum(step["eligible"])]
+    outcomes = server.decisions("verification")[-len(rankings) :]
+    confidences, accepted = [], []
+    for ranking, outcome in zip(rankings, outcomes, strict=True):
+        rows = [r for r, drafts in enumerate(ranking["eligible"]) if drafts]
+        for row, count in zip(rows, outcome["accepted"], strict=True):
+            if ranking["admitted"][row] == 5:
+                confidences.append(ranking["confidences"][row])
+                accepted.append([step < count for step in range(5)])
+    probabilities = np.clip(np.array(confidences), 1e-4, 1 - 1e-4)
+    logits, outcome_of = np.log(probabilities / (1 - probabilities)), np.array(accepted)
+    half = len(logits) // 2
+    predicted = survival(logits[half:], fit_temperatures(logits[:half], outcome_of[:half]))
+    assert expected_calibration_error(predicted, outcome_of[half:]) < 0.10
+    shares = [accepted_share for _, accepted_share in acceptance_by_quantile(predicted, outcome_of[half:])]
+    assert shares == sorted(shares)
+
+    completions = [answer["choices"][0]["text"] for answer in answers]
+    assert sum("self" in text or "def " in text or "return" in text or "(" in text for text in completions) >= 12
