@@ -42,7 +42,8 @@ class Patch:
         module: The module here that implements it; imported only where the patch applies.
         removal: When the row can be deleted.
         switchable: Whether `DSPARK_PATCHES_OFF` may name it (to measure it); a correctness patch may not.
-        bound_in: Per symbol, every upstream module that binds it by name.
+        bound_in: Per symbol, every upstream module that binds it by name in one of the releases.
+        only_in: Symbol -> the releases that have it, for a symbol that not all of `releases` have.
     """
 
     id: str
@@ -56,11 +57,16 @@ class Patch:
     wraps: tuple[str, ...] = ()
     switchable: bool = False
     bound_in: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    only_in: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Every upstream symbol whose fingerprint must be known before the patch is applied."""
+        """Every upstream symbol that it touches, in any release."""
         return self.replaces + self.wraps
+
+    def symbols_of(self, release: str) -> tuple[str, ...]:
+        """The symbols whose fingerprints must be known before it is applied to a release."""
+        return tuple(symbol for symbol in self.symbols if release in self.only_in.get(symbol, self.releases))
 
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
