@@ -74,15 +74,22 @@ def _amd_architecture() -> str | None:
 
 
 def _nvidia_capability() -> tuple[int, int] | None:
-    """The first GPU's compute capability from libcuda, or None where there is no driver or no GPU."""
+    """The first GPU's compute capability from NVML, or None where there is no driver or no GPU.
+
+    Not from libcuda: a process that has called `cuInit` can no longer fork a child that uses CUDA, and vLLM forks.
+    """
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
-    major, minor, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    attribute_major, attribute_minor = 75, 76
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
+    if nvml.nvmlInit_v2():
         return None
-    cuda.cuDeviceGetAttribute(ctypes.byref(major), attribute_major, device)
-    cuda.cuDeviceGetAttribute(ctypes.byref(minor), attribute_minor, device)
-    return major.value, minor.value
+    try:
+        device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)):
+            return None
+        if nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
+            return None
+        return major.value, minor.value
+    finally:
+        nvml.nvmlShutdown()

@@ -75,32 +75,6 @@ _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
 
 LEDGER: tuple[Patch, ...] = (
     Patch(
-        id="cpu-engine",
-        what="Runs the V2 model runner, DSpark and adaptive verification on a CPU, kernels interpreted",
-        upstream="none: upstream's CPU platform forces graphs off and adaptive verification insists on them",
-        hardware=frozenset({CPU}),
-        releases=("0.32.0",),
-        module="patches.cpu.engine",
-        removal="when upstream serves adaptive verification on its CPU platform",
-        replaces=(
-            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend",
-            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode",
-            f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
-        ),
-        wraps=(
-            f"{_ADAPTIVE}:_assign_draft_token_budget",
-            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager",
-            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
-            "vllm.config.vllm:VllmConfig._validate_adaptive_verification",
-            "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
-        ),
-        bound_in={
-            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend": (_ADAPTIVE,),
-            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode": (_RUNNER,),
-            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager": (_RUNNER,),
-        },
-    ),
-    Patch(
         id="adaptive-manager",
         what="The one manager whose stages choose the budget: placeholder drafts take none of it",
         upstream="the scheduler pads new decodes with -1 drafts and a fresh request's confidence of 1.0 admits them",
@@ -117,6 +91,26 @@ LEDGER: tuple[Patch, ...] = (
         bound_in={f"{_ADAPTIVE}:AdaptiveVerificationManager": (_RUNNER,)},
     ),
     Patch(
+        id="tp-consensus",
+        what="Tensor-parallel ranks plan from rank 0's acceptance estimates and break ties alike",
+        upstream="#56831, open: every rank plans from its own estimates and may choose another budget",
+        hardware=EVERYWHERE,
+        releases=RELEASES,
+        module="patches.consensus",
+        removal="when upstream shares its estimates and ranks them with a stable order",
+        replaces=(
+            f"{_ADAPTIVE}:_assign_draft_token_budget",
+            f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
+        ),
+        wraps=(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.record_confidences",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.add_request",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",
+            "vllm.distributed.parallel_state:GroupCoordinator.broadcast",
+        ),
+    ),
+    Patch(
         id="verification-telemetry",
         what="Counts proposed, verified and accepted drafts where they are decided, in the worker",
         upstream="#51303: upstream counts scheduled drafts, so its acceptance rate falls when the budget trims",
@@ -131,6 +125,32 @@ LEDGER: tuple[Patch, ...] = (
             "vllm.v1.worker.gpu.async_utils:AsyncOutput.get_output",
         ),
         switchable=True,
+    ),
+    Patch(
+        id="cpu-engine",
+        what="Runs the V2 model runner, DSpark and adaptive verification on a CPU, kernels interpreted",
+        upstream="none: upstream's CPU platform forces graphs off and adaptive verification insists on them",
+        hardware=frozenset({CPU}),
+        releases=("0.32.0",),
+        module="patches.cpu.engine",
+        removal="when upstream serves adaptive verification on its CPU platform",
+        replaces=(
+            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend",
+            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode",
+        ),
+        wraps=(
+            f"{_ADAPTIVE}:_assign_draft_token_budget",
+            f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
+            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
+            "vllm.config.vllm:VllmConfig._validate_adaptive_verification",
+            "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
+        ),
+        bound_in={
+            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend": (_ADAPTIVE,),
+            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode": (_RUNNER,),
+            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager": (_RUNNER,),
+        },
     ),
 )
 """In the order of installation: a later patch wraps what an earlier one left."""
