@@ -26,8 +26,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import wrapt
-
 from patches import hardware
 from patches.fingerprint import Lock, fingerprints, read_lock
 from patches.ledger import LEDGER, RELEASES, Patch, Status
@@ -233,6 +231,8 @@ def apply(result: Installed) -> Installed:
 
 def _apply(patch: Patch) -> None:
     """Register the patch's hooks, then a check on every module that binds one of its symbols by name."""
+    import wrapt  # here, since most processes of a machine that needs nothing never get this far
+
     try:
         hooks: Mapping[str, Hook] = importlib.import_module(patch.module).HOOKS
     except Exception as error:
