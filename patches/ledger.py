@@ -71,6 +71,7 @@ class Patch:
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+_CORE = "vllm.v1.engine.core"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
 
 LEDGER: tuple[Patch, ...] = (
@@ -108,6 +109,19 @@ LEDGER: tuple[Patch, ...] = (
             f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
             f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",
             "vllm.distributed.parallel_state:GroupCoordinator.broadcast",
+        ),
+    ),
+    Patch(
+        id="patch-report",
+        what="Lets the server ask every engine core which patches it has, before it says that it is ready",
+        upstream="none: upstream swallows a plugin that fails to import and serves without it",
+        hardware=EVERYWHERE,
+        releases=RELEASES,
+        module="patches.engine_report",
+        removal="when upstream reports the plugins that every process has loaded",
+        wraps=(
+            f"{_CORE}:EngineCoreProc._handle_client_request",
+            f"{_CORE}:EngineCoreProc._invoke_utility_method",
         ),
     ),
     Patch(

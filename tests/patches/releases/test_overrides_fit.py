@@ -119,3 +119,12 @@ def test_two_ranks_plan_alike(release, vllm_root, plans_of_two_ranks):
     first, second = plans_of_two_ranks(release, steps=300, estimates="shared", vllm_root=vllm_root)
     assert (first == second).all()
     assert first[:, 1].any()
+
+
+def test_the_handshake_reaches_every_engine(vllm_root):
+    handshake = PATCHES.parent / "serve" / "handshake.py"
+    file = "vllm/v1/engine/core_client.py"
+    reachable = attributes(class_body(vllm_root, file, "MPClient"))
+    reachable |= attributes(class_body(vllm_root, file, "AsyncMPClient"))
+    assert attributes_read(handshake.read_text(), "core_client") <= reachable
+    assert "engine_core" in attributes(class_body(vllm_root, "vllm/v1/engine/async_llm.py", "AsyncLLM"))
