@@ -163,8 +163,17 @@ def vllm_root() -> Path | None:
 
 
 def switched_off_ids() -> frozenset[str]:
-    """The ids named in `DSPARK_PATCHES_OFF`, separated by commas or spaces."""
-    return frozenset(filter(None, re.split(r"[,\s]+", os.environ.get(SWITCHED_OFF_VARIABLE, ""))))
+    """The ids named in `DSPARK_PATCHES_OFF`, separated by commas or spaces.
+
+    Raises:
+        PatchError: it names something that is no patch.
+    """
+    named = frozenset(filter(None, re.split(r"[,\s]+", os.environ.get(SWITCHED_OFF_VARIABLE, ""))))
+    unknown = named - {patch.id for patch in LEDGER}
+    if unknown:
+        switchable = ", ".join(patch.id for patch in LEDGER if patch.switchable)
+        raise PatchError(f"{SWITCHED_OFF_VARIABLE} names '{min(unknown)}', which is no patch: use {switchable}")
+    return named
 
 
 _installed: Installed | None = None
@@ -196,7 +205,8 @@ def install() -> Installed:
     """Decide and apply, once a process. Later calls return the first result.
 
     Raises:
-        PatchError: a patch module failed to import, or one of its hooks raised, in this call or an earlier one.
+        PatchError: a patch module failed to import, or one of its hooks raised, in this call or an earlier one;
+            or `DSPARK_PATCHES_OFF` names no patch.
     """
     if _failure is not None:
         raise _failure

@@ -1,0 +1,1 @@
+"""The commands that look and start nothing: plain functions, mounted by the command line."""
