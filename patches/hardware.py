@@ -74,9 +74,10 @@ def _amd_architecture() -> str | None:
 
 
 def _nvidia_capability() -> tuple[int, int] | None:
-    """The first GPU's compute capability from NVML, or None where there is no driver or no GPU.
+    """The first visible GPU's compute capability from NVML, or None where there is no driver or no GPU.
 
-    Not from libcuda: a process that has called `cuInit` can no longer fork a child that uses CUDA, and vLLM forks.
+    Not from the CUDA driver: this runs in the process that forks the engine, and a child of a process that called
+    `cuInit` has no CUDA.
     """
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -84,12 +85,15 @@ def _nvidia_capability() -> tuple[int, int] | None:
         return None
     if nvml.nvmlInit_v2():
         return None
+    device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     try:
-        device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)):
+        if first.isdigit():
+            missing = nvml.nvmlDeviceGetHandleByIndex_v2(int(first), ctypes.byref(device))
+        else:
+            missing = nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(device))
+        if missing or nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
             return None
-        if nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
-            return None
-        return major.value, minor.value
     finally:
         nvml.nvmlShutdown()
+    return major.value, minor.value

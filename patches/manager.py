@@ -58,9 +58,7 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             consensus.share_estimates(confidence_probs, input_batch.num_reqs)
         super().record_confidences(confidence_probs, input_batch)
 
-    def get_num_tokens(
-        self, num_tokens_per_req: Mapping[str, int], draft_tokens: Mapping[str, Sequence[int]]
-    ) -> int:
+    def get_num_tokens(self, num_tokens_per_req: Mapping[str, int], draft_tokens: Mapping[str, Sequence[int]]) -> int:
         """Choose the step's budget; returns the tokens of the step with that many drafts.
 
         Takes the place of `AdaptiveVerificationManager.get_num_tokens` and leaves `_batch_budget` as upstream's

@@ -21,9 +21,7 @@ def test_admits_the_best_and_breaks_ties_by_request_then_position(batch):
     estimates, capacities, budget = batch
     requests, steps = estimates.shape
     survival = np.cumprod(estimates, axis=1)
-    ranked = sorted(
-        (-survival[r, s], r, s) for r in range(requests) for s in range(steps) if s < capacities[r]
-    )
+    ranked = sorted((-survival[r, s], r, s) for r in range(requests) for s in range(steps) if s < capacities[r])
     expected = np.bincount([r for _, r, _ in ranked[:budget]], minlength=requests)
 
     slots = np.random.default_rng(0).permutation(requests + 3)[:requests]

@@ -15,9 +15,7 @@ PLUGIN_MISSING = (
     "engine core 0 has not loaded the dspark plugin: unset VLLM_PLUGINS or add 'dspark' to it, and look for "
     "'Failed to load plugin dspark' in the log"
 )
-OTHER_PATCHES = (
-    "give every process the same vLLM, the same dspark-serve and the same DSPARK_PATCHES_OFF"
-)
+OTHER_PATCHES = "give every process the same vLLM, the same dspark-serve and the same DSPARK_PATCHES_OFF"
 
 WHEN_IMPORTED = """
     import multiprocessing, os, sys

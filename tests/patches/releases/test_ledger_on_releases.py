@@ -77,7 +77,7 @@ def test_one_changed_token_in_a_symbol_makes_its_patch_refuse(patch, release, vl
         assert decision.reason == f"{symbol} is not the code this patch was written against"
 
 
-def test_a_comment_and_another_layout_do_not_refuse(release, vllm_root, tmp_path):
+def test_a_comment_and_another_layout_do_not_refuse(vllm_root, tmp_path):
     symbol = LEDGER[0].symbols[0]
     path = vllm_root.joinpath(*symbol.partition(":")[0].split(".")).with_suffix(".py")
     copied = tmp_path / path.relative_to(vllm_root)

@@ -107,8 +107,7 @@ def test_estimates_enter_through_record_confidences_alone(vllm_root):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "record_confidences":
                 calls.append(ast.unparse(node))
     assert calls == [
-        "self.adaptive_verification.record_confidences("
-        "self.speculator.draft_token_confidence_probs, input_batch)"
+        "self.adaptive_verification.record_confidences(self.speculator.draft_token_confidence_probs, input_batch)"
     ]
 
 
