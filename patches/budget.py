@@ -31,7 +31,7 @@ def survival_probabilities(confidences: NDArray[np.floating]) -> NDArray[np.floa
     Returns:
         [requests, steps], never rising along a request.
     """
-    return np.cumprod(confidences.astype(np.float64), axis=1)
+    return np.cumprod(confidences, axis=1, dtype=np.float64)
 
 
 def choose_budget(
