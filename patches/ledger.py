@@ -112,6 +112,32 @@ LEDGER: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="cpu-engine",
+        what="Runs the V2 model runner, DSpark and adaptive verification on a CPU, kernels interpreted",
+        upstream="none: upstream's CPU platform forces graphs off and adaptive verification insists on them",
+        hardware=frozenset({CPU}),
+        releases=("0.32.0",),
+        module="patches.cpu.engine",
+        removal="when upstream serves adaptive verification on its CPU platform",
+        replaces=(
+            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend",
+            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode",
+        ),
+        wraps=(
+            f"{_ADAPTIVE}:_assign_draft_token_budget",
+            f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
+            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
+            "vllm.config.vllm:VllmConfig._validate_adaptive_verification",
+            "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
+        ),
+        bound_in={
+            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend": (_ADAPTIVE,),
+            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode": (_RUNNER,),
+            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager": (_RUNNER,),
+        },
+    ),
+    Patch(
         id="patch-report",
         what="Lets the server ask every engine core which patches it has, before it says that it is ready",
         upstream="none: upstream swallows a plugin that fails to import and serves without it",
@@ -139,32 +165,6 @@ LEDGER: tuple[Patch, ...] = (
             "vllm.v1.worker.gpu.async_utils:AsyncOutput.get_output",
         ),
         switchable=True,
-    ),
-    Patch(
-        id="cpu-engine",
-        what="Runs the V2 model runner, DSpark and adaptive verification on a CPU, kernels interpreted",
-        upstream="none: upstream's CPU platform forces graphs off and adaptive verification insists on them",
-        hardware=frozenset({CPU}),
-        releases=("0.32.0",),
-        module="patches.cpu.engine",
-        removal="when upstream serves adaptive verification on its CPU platform",
-        replaces=(
-            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend",
-            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode",
-        ),
-        wraps=(
-            f"{_ADAPTIVE}:_assign_draft_token_budget",
-            f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
-            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager",
-            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
-            "vllm.config.vllm:VllmConfig._validate_adaptive_verification",
-            "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
-        ),
-        bound_in={
-            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend": (_ADAPTIVE,),
-            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode": (_RUNNER,),
-            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager": (_RUNNER,),
-        },
     ),
 )
 """In the order of installation: a later patch wraps what an earlier one left."""
