@@ -36,7 +36,7 @@ def class_body(vllm_root: Path, file: str, name: str) -> ast.ClassDef:
 
 def attributes(node: ast.ClassDef) -> set[str]:
     """Methods, annotated fields and everything that a method assigns to self."""
-    found = {child.name for child in node.body if isinstance(child, ast.FunctionDef)}
+    found = {child.name for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)}
     found |= {child.target.id for child in node.body if isinstance(child, ast.AnnAssign)}
     for child in ast.walk(node):
         if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
