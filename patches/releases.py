@@ -8,7 +8,6 @@ release is fetched once, its `.py` files are kept in `<cache>/<version>/`, and t
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,7 +61,9 @@ def fetch(release: str) -> Path:
         kept = Path(work) / "kept"
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(kept, [n for n in archive.namelist() if n.startswith("vllm/") and n.endswith(".py")])
-        shutil.move(kept, root)
+        # Someone else may have fetched it meanwhile; theirs is as good.
+        if not root.is_dir():
+            kept.rename(root)
     return unpacked(release)
 
 
