@@ -21,22 +21,29 @@ Why this suffices. Budget and boundaries are functions of these inputs, and each
 - the arithmetic of the budget: float64 on the host, in a fixed order, argmax taking the first among equals;
 - the ranking: this is where equal inputs were not enough. Estimates tie often (fresh requests at 1.0, saturated
   sigmoids, bfloat16 heads), and `torch.topk`, which upstream ranks with, promises nothing about which of tied
-  elements it returns, nor the same ones twice. So the ranking is replaced by a stable sort: among equals the
-  earlier request wins, then the earlier position, everywhere.
+  elements it returns, nor the same ones twice. So where there are several ranks a stable sort takes its place:
+  among equals the earlier request wins, then the earlier position, everywhere.
+
+Measured on two H200 (4 to 256 requests, 7 drafts each): 43 us of host time a step for the broadcast, and 35 us more
+for the ranking, in steps that rank. A single rank pays neither.
 
 Delete this when upstream shares its estimates and ranks with a stable order (#56831).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from patches.install import Hook
 
 PATCH_ID = "tp-consensus"
+
+Ranking = Callable[..., None]
+"""Called as upstream calls `_assign_draft_token_budget`."""
 
 
 def share_estimates(estimates: torch.Tensor, requests: int) -> None:
@@ -58,8 +65,8 @@ def admit_best_drafts(
 ) -> None:
     """Admit the `budget` drafts of highest survival probability; ties go to the earlier request and position.
 
-    Takes the place of `adaptive_verification._assign_draft_token_budget`. Survival never rises along a request, so
-    what is admitted of one is always a prefix.
+    Several ranks use it instead of `adaptive_verification._assign_draft_token_budget`. Survival never rises along a
+    request, so what is admitted of one is always a prefix.
 
     Args:
         estimates: [max requests, steps] acceptance probabilities by request slot.
@@ -77,11 +84,23 @@ def admit_best_drafts(
 
 
 def _rank_in_one_order(adaptive_module: ModuleType) -> None:
-    """Replace upstream's ranking, and compile ours the way upstream compiles its own."""
-    adaptive_module._assign_draft_token_budget = admit_best_drafts  # type: ignore[attr-defined]
-    adaptive_module._assign_draft_token_budget_compiled = torch.compile(  # type: ignore[attr-defined]
-        admit_best_drafts, dynamic=True
+    """Put our ranking beside upstream's, and compile it the way upstream compiles its own."""
+    module: Any = adaptive_module
+    module._assign_draft_token_budget = _by_group_size(admit_best_drafts, module._assign_draft_token_budget)
+    module._assign_draft_token_budget_compiled = _by_group_size(
+        torch.compile(admit_best_drafts, dynamic=True), module._assign_draft_token_budget_compiled
     )
+
+
+def _by_group_size(of_several: Ranking, of_one: Ranking) -> Ranking:
+    """A ranking that is `of_several` where several ranks must agree, and `of_one` otherwise."""
+
+    def rank(*arguments: Any) -> None:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        (of_several if get_tp_group().world_size > 1 else of_one)(*arguments)
+
+    return rank
 
 
 HOOKS: Mapping[str, Hook] = {"vllm.v1.worker.gpu.spec_decode.adaptive_verification": _rank_in_one_order}

@@ -97,9 +97,7 @@ class CounterWriter:
         self._words[_DRAFTS_AT] = max_drafts
         self._words[_MAGIC_AT] = _MAGIC
 
-    def add_step(
-        self, *, plan: str, proposed: int, verified: int, acceptance_lengths: NDArray[np.integer]
-    ) -> None:
+    def add_step(self, *, plan: str, proposed: int, verified: int, acceptance_lengths: NDArray[np.integer]) -> None:
         """Count one verification step.
 
         Args:
@@ -132,8 +130,9 @@ def read(path: Path) -> Snapshot:
     with path.open("rb") as file:
         for _ in range(_READ_ATTEMPTS):
             file.seek(0)
-            words = np.frombuffer(file.read(_BYTES), dtype=np.int64)
-            if words.size != _WORDS or words[_MAGIC_AT] != _MAGIC:
+            content = file.read(_BYTES)
+            words = np.frombuffer(content, dtype=np.int64) if len(content) == _BYTES else None
+            if words is None or words[_MAGIC_AT] != _MAGIC:
                 raise CountersError(f"{path.name} is not a counter file of this version")
             file.seek(_SEQUENCE_AT * 8)
             after = int.from_bytes(file.read(8), "little")

@@ -31,6 +31,8 @@ from patches.telemetry.counters import DIRECTORY_VARIABLE, CounterWriter
 
 logger = logging.getLogger("vllm.dspark")
 
+Wrapped = Callable[..., Any]
+
 _STEP = "_dspark_step"
 _WRITER = "_dspark_counters"
 
@@ -79,9 +81,7 @@ def _describe_step(writer: CounterWriter, runner: Any, scheduler_output: Any, ba
     scheduled_tokens = np.fromiter(
         (scheduler_output.num_scheduled_tokens[request_id] for request_id in batch.req_ids), dtype=np.int32
     )
-    eligible = eligible_drafts(
-        scheduled_drafts, scheduled_tokens, batch.num_computed_tokens_np, batch.prefill_len_np
-    )
+    eligible = eligible_drafts(scheduled_drafts, scheduled_tokens, batch.num_computed_tokens_np, batch.prefill_len_np)
     proposed = int(eligible.sum())
     if proposed == 0:
         return None
@@ -111,8 +111,6 @@ def _count(step: Step, output: Any) -> None:
 
 
 def _follow_steps(runner_module: ModuleType) -> None:
-    Wrapped = Callable[..., Any]
-
     def initialise(wrapped: Wrapped, runner: Any, args: Any, kwargs: Any) -> None:
         """Open the counters when the runner is built, so that the series exist before the first request."""
         wrapped(*args, **kwargs)

@@ -69,5 +69,6 @@ def record_verification(
 def _write(**record: object) -> None:
     global _file
     if _file is None:
-        _file = open(os.environ[FILE_VARIABLE], "a", buffering=1)  # noqa: SIM115: open as long as the process is
+        # Open for as long as the process lives.
+        _file = open(os.environ[FILE_VARIABLE], "a", buffering=1)  # noqa: SIM115
     _file.write(json.dumps(record) + "\n")

@@ -1,8 +1,12 @@
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patches import consensus
 from patches.consensus import admit_best_drafts
 from patches.install import vllm_release
 
@@ -30,6 +34,23 @@ def test_admits_the_best_and_breaks_ties_by_request_then_position(batch):
     admitted = torch.tensor(capacities, dtype=torch.int32)
     admit_best_drafts(by_slot, torch.from_numpy(slots), admitted, budget, steps)
     assert admitted.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["_assign_draft_token_budget", "_assign_draft_token_budget_compiled"])
+@pytest.mark.parametrize(("ranks", "whose"), [(1, "upstream's"), (2, "ours")])
+def test_only_several_ranks_pay_for_the_order(name, ranks, whose, monkeypatch):
+    called = []
+    upstream = SimpleNamespace(
+        _assign_draft_token_budget=lambda *_: called.append("upstream's"),
+        _assign_draft_token_budget_compiled=lambda *_: called.append("upstream's"),
+    )
+    monkeypatch.setattr(consensus, "admit_best_drafts", lambda *_: called.append("ours"))
+    monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_tp_group", lambda: SimpleNamespace(world_size=ranks))
+    (hook,) = consensus.HOOKS.values()
+    hook(upstream)
+    getattr(upstream, name)(None, None, None, 3, 5)
+    assert called == [whose]
 
 
 def test_two_ranks_with_different_estimates_choose_the_same_plan(plans_of_two_ranks):

@@ -37,7 +37,7 @@ def test_only_vllms_python_files_are_kept_and_fetched_once(cache, downloads):
 
 
 def test_a_download_that_breaks_off_leaves_nothing(cache, monkeypatch):
-    def broken(release, folder):
+    def broken(_release, folder):
         (folder / "vllm.whl").write_bytes(b"half")
         raise releases.ReleaseError("no route")
 
@@ -58,6 +58,7 @@ def test_a_release_outside_the_ledger_is_not_locked():
         lockfile.main(["0.27.1"])
 
 
-def test_a_locked_symbol_that_a_release_lacks_is_an_error(cache, downloads):
+@pytest.mark.usefixtures("downloads")
+def test_a_locked_symbol_that_a_release_lacks_is_an_error():
     with pytest.raises(SystemExit, match="is not in this vLLM"):
         lockfile.main(["0.32.0"])
