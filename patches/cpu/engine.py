@@ -35,9 +35,7 @@ _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
 def _allow_without_graphs(config_module: ModuleType) -> None:
     """Run upstream's other checks (LoRA, pipeline parallelism) as if full graphs were on."""
 
-    def validate(
-        wrapped: Callable[[], None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def validate(wrapped: Callable[[], None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         compilation = instance.compilation_config
         mode = compilation.cudagraph_mode
         compilation.cudagraph_mode = type(mode).FULL_DECODE_ONLY
@@ -73,9 +71,7 @@ def _plan_without_capture(adaptive_module: ModuleType) -> None:
         return manager
 
     replace_everywhere("resolve_adaptive_cudagraph_mode", keep_mode, adaptive_module, (_RUNNER,))
-    replace_everywhere(
-        "maybe_create_adaptive_verification_manager", create_with_costs, adaptive_module, (_RUNNER,)
-    )
+    replace_everywhere("maybe_create_adaptive_verification_manager", create_with_costs, adaptive_module, (_RUNNER,))
     adaptive_module._assign_draft_token_budget_compiled = adaptive_module._assign_draft_token_budget  # type: ignore[attr-defined]
 
 
