@@ -1,8 +1,9 @@
 """Fingerprints of upstream symbols: a patch is applied only to code that it was written against.
 
 A fingerprint is the sha256 of a symbol's syntax tree. Comments and layout do not enter it, and neither does the
-Python version that parses it: fields that are absent or empty are left out, since newer versions add some.
-`upstream.lock` holds one for every (release, symbol) of the ledger.
+Python version that parses it: fields that are absent or empty are left out, since newer versions add some, and so
+are the empty pieces that 3.12 puts into formatted strings. `upstream.lock` holds one for every (release, symbol) of
+the ledger.
 """
 
 from __future__ import annotations
@@ -104,6 +105,9 @@ def _names(statement: ast.stmt) -> set[str]:
 
 
 def _canonical(value: object) -> str:
+    if isinstance(value, ast.JoinedStr):
+        pieces = [p for p in value.values if not (isinstance(p, ast.Constant) and p.value == "")]
+        return f"JoinedStr({_canonical(pieces)})"
     if isinstance(value, ast.AST):
         fields = (
             f"{name}={_canonical(field)}"

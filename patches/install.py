@@ -2,8 +2,10 @@
 
 Nothing of vLLM is imported here. A patch module names upstream modules in its `HOOKS`; each hook runs right
 after its module has been executed and before anyone else can bind a name out of it (or at once where the module
-was imported earlier). A hook that raises therefore fails the import, and with it the process: there is no
-half-applied patch.
+was imported earlier). A hook that raises fails the import, and with it the process. Should upstream swallow that
+error, the process still reports itself as failed (`report`), and the server does not serve with it.
+
+State is per process. A spawned process decides anew from the same facts; a forked one inherits hooks and verdict.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-
-import wrapt
+from typing import Any
 
 from patches import hardware
 from patches.fingerprint import Lock, fingerprints, read_lock
@@ -104,7 +106,7 @@ def decide(
             return Decision(patch, Status.REFUSED, f"{SWITCHED_OFF_VARIABLE} names it, and it cannot be switched off")
         return Decision(patch, Status.SWITCHED_OFF)
     known = lock.get(release, {})
-    for symbol in patch.symbols:
+    for symbol in patch.symbols_of(release):
         if symbol not in upstream:
             return Decision(patch, Status.REFUSED, f"{symbol} is not in this vLLM")
         if upstream[symbol] != known.get(symbol):
@@ -128,7 +130,7 @@ def survey(
         if vllm_root is None:
             upstream: Mapping[str, str] = lock.get(release, {})
         else:
-            upstream = fingerprints(vllm_root, patch.symbols) if concerned else {}
+            upstream = fingerprints(vllm_root, patch.symbols_of(release)) if concerned else {}
         decisions.append(
             decide(
                 patch,
@@ -161,50 +163,119 @@ def vllm_root() -> Path | None:
 
 
 def switched_off_ids() -> frozenset[str]:
-    """The ids named in `DSPARK_PATCHES_OFF`, separated by commas or spaces."""
-    return frozenset(filter(None, re.split(r"[,\s]+", os.environ.get(SWITCHED_OFF_VARIABLE, ""))))
+    """The ids named in `DSPARK_PATCHES_OFF`, separated by commas or spaces.
+
+    Raises:
+        PatchError: it names something that is no patch.
+    """
+    named = frozenset(filter(None, re.split(r"[,\s]+", os.environ.get(SWITCHED_OFF_VARIABLE, ""))))
+    unknown = named - {patch.id for patch in LEDGER}
+    if unknown:
+        switchable = ", ".join(patch.id for patch in LEDGER if patch.switchable)
+        raise PatchError(f"{SWITCHED_OFF_VARIABLE} names '{min(unknown)}', which is no patch: use {switchable}")
+    return named
 
 
 _installed: Installed | None = None
+_failure: PatchError | None = None
 
 
 def installed() -> Installed | None:
-    """What `install` did in this process, or None before it ran."""
+    """What `install` decided in this process, or None before it ran."""
     return _installed
+
+
+def is_applied(patch_id: str) -> bool:
+    """Whether this process has a patch; False before `install` ran."""
+    return _installed is not None and patch_id in _installed.applied
+
+
+def report() -> dict[str, Any]:
+    """What this process says of itself when the server asks.
+
+    Returns:
+        `digest` (None where the plugin did not run or a patch failed), `applied` ids and the `failure`, if any.
+    """
+    if _installed is None or _failure is not None:
+        return {"digest": None, "applied": [], "failure": _failure and str(_failure)}
+    return {"digest": _installed.digest, "applied": list(_installed.applied), "failure": None}
 
 
 def install() -> Installed:
     """Decide and apply, once a process. Later calls return the first result.
 
     Raises:
-        PatchError: a patch module failed to import, or one of its hooks raised on a module already imported.
+        PatchError: a patch module failed to import, or one of its hooks raised, in this call or an earlier one;
+            or `DSPARK_PATCHES_OFF` names no patch.
     """
-    global _installed
+    if _failure is not None:
+        raise _failure
     if _installed is not None:
         return _installed
-    result = survey(
-        release=vllm_release(),
-        hardware_name=hardware.detect().name,
-        vllm_root=vllm_root(),
-        switched_off=switched_off_ids(),
+    return apply(
+        survey(
+            release=vllm_release(),
+            hardware_name=hardware.detect().name,
+            vllm_root=vllm_root(),
+            switched_off=switched_off_ids(),
+        )
     )
+
+
+def apply(result: Installed) -> Installed:
+    """Hang the hooks of every patch that a survey found applicable, in the ledger's order.
+
+    Raises:
+        PatchError: see `install`.
+    """
+    global _installed
+    _installed = result
     for decision in result.decisions:
         if decision.status is Status.APPLIED:
             _apply(decision.patch)
         elif decision.status is Status.REFUSED:
             logger.error("dspark patch %s refused: %s", decision.patch.id, decision.reason)
-    _installed = result
     logger.info("dspark patches on vLLM %s (%s): %s", result.release, result.hardware, ", ".join(result.applied))
     return result
 
 
 def _apply(patch: Patch) -> None:
+    """Register the patch's hooks, then a check on every module that binds one of its symbols by name."""
+    import wrapt  # here, since most processes of a machine that needs nothing never get this far
+
     try:
         hooks: Mapping[str, Hook] = importlib.import_module(patch.module).HOOKS
-        for module, hook in hooks.items():
-            wrapt.register_post_import_hook(hook, module)
     except Exception as error:
-        raise PatchError(f"dspark patch {patch.id} could not be installed: {error}") from error
+        raise _fail(patch, f"{patch.module}: {error}") from error
+    for module, hook in hooks.items():
+        wrapt.register_post_import_hook(_guarded(patch, hook), module)
+    for symbol, bindings in patch.bound_in.items():
+        for module in bindings:
+            wrapt.register_post_import_hook(_guarded(patch, partial(assert_binding, symbol)), module)
+
+
+def _guarded(patch: Patch, hook: Hook) -> Hook:
+    """The hook, with its failure remembered: an importer that swallows errors must not hide it."""
+
+    def run(module: ModuleType) -> None:
+        try:
+            hook(module)
+        except Exception as error:
+            raise _fail(patch, f"{module.__name__}: {error}") from error
+
+    return run
+
+
+def _fail(patch: Patch, what: str) -> PatchError:
+    global _failure
+    error = PatchError(f"dspark patch {patch.id} could not be installed in {what}")
+    _failure = _failure or error
+    logger.critical("%s", error)
+    return error
+
+
+_replacements: dict[tuple[str, str], object] = {}
+"""(home module, name) -> what was last put there."""
 
 
 def replace_everywhere(name: str, replacement: object, home: ModuleType, bound_in: tuple[str, ...]) -> None:
@@ -213,7 +284,20 @@ def replace_everywhere(name: str, replacement: object, home: ModuleType, bound_i
     Modules imported later bind the replacement by themselves, since hooks run before their import returns.
     """
     setattr(home, name, replacement)
+    _replacements[home.__name__, name] = replacement
     for module_name in bound_in:
         module = sys.modules.get(module_name)
         if module is not None and hasattr(module, name):
             setattr(module, name, replacement)
+
+
+def assert_binding(symbol: str, binding: ModuleType) -> None:
+    """Check that a module which binds `symbol` by name has ours. A release where it binds no such name passes.
+
+    Raises:
+        PatchError: the module still has upstream's.
+    """
+    home, _, name = symbol.partition(":")
+    ours = _replacements.get((home, name))
+    if hasattr(binding, name) and (ours is None or getattr(binding, name) is not ours):
+        raise PatchError(f"{binding.__name__}.{name} is not the replacement of {symbol}")

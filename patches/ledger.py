@@ -42,7 +42,8 @@ class Patch:
         module: The module here that implements it; imported only where the patch applies.
         removal: When the row can be deleted.
         switchable: Whether `DSPARK_PATCHES_OFF` may name it (to measure it); a correctness patch may not.
-        bound_in: Per symbol, every upstream module that binds it by name.
+        bound_in: Per symbol, every upstream module that binds it by name in one of the releases.
+        only_in: Symbol -> the releases that have it, for a symbol that not all of `releases` have.
     """
 
     id: str
@@ -56,44 +57,24 @@ class Patch:
     wraps: tuple[str, ...] = ()
     switchable: bool = False
     bound_in: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    only_in: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Every upstream symbol whose fingerprint must be known before the patch is applied."""
+        """Every upstream symbol that it touches, in any release."""
         return self.replaces + self.wraps
+
+    def symbols_of(self, release: str) -> tuple[str, ...]:
+        """The symbols whose fingerprints must be known before it is applied to a release."""
+        return tuple(symbol for symbol in self.symbols if release in self.only_in.get(symbol, self.releases))
 
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+_CORE = "vllm.v1.engine.core"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
 
 LEDGER: tuple[Patch, ...] = (
-    Patch(
-        id="cpu-engine",
-        what="Runs the V2 model runner, DSpark and adaptive verification on a CPU, kernels interpreted",
-        upstream="none: upstream's CPU platform forces graphs off and adaptive verification insists on them",
-        hardware=frozenset({CPU}),
-        releases=("0.32.0",),
-        module="patches.cpu.engine",
-        removal="when upstream serves adaptive verification on its CPU platform",
-        replaces=(
-            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend",
-            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode",
-            f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
-        ),
-        wraps=(
-            f"{_ADAPTIVE}:_assign_draft_token_budget",
-            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager",
-            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
-            "vllm.config.vllm:VllmConfig._validate_adaptive_verification",
-            "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
-        ),
-        bound_in={
-            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend": (_ADAPTIVE,),
-            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode": (_RUNNER,),
-            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager": (_RUNNER,),
-        },
-    ),
     Patch(
         id="adaptive-manager",
         what="The one manager whose stages choose the budget: placeholder drafts take none of it",
@@ -109,6 +90,65 @@ LEDGER: tuple[Patch, ...] = (
             f"{_RUNNER}:GPUModelRunner.gather_batch_req_state",
         ),
         bound_in={f"{_ADAPTIVE}:AdaptiveVerificationManager": (_RUNNER,)},
+    ),
+    Patch(
+        id="tp-consensus",
+        what="Tensor-parallel ranks plan from rank 0's acceptance estimates and break ties alike",
+        upstream="#56831, open: every rank plans from its own estimates and may choose another budget",
+        hardware=EVERYWHERE,
+        releases=RELEASES,
+        module="patches.consensus",
+        removal="when upstream shares its estimates and ranks them with a stable order",
+        replaces=(
+            f"{_ADAPTIVE}:_assign_draft_token_budget",
+            f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
+        ),
+        wraps=(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.record_confidences",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.add_request",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",
+            "vllm.distributed.parallel_state:GroupCoordinator.broadcast",
+        ),
+    ),
+    Patch(
+        id="cpu-engine",
+        what="Runs the V2 model runner, DSpark and adaptive verification on a CPU, kernels interpreted",
+        upstream="none: upstream's CPU platform forces graphs off and adaptive verification insists on them",
+        hardware=frozenset({CPU}),
+        releases=("0.32.0",),
+        module="patches.cpu.engine",
+        removal="when upstream serves adaptive verification on its CPU platform",
+        replaces=(
+            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend",
+            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode",
+        ),
+        wraps=(
+            f"{_ADAPTIVE}:_assign_draft_token_budget",
+            f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
+            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
+            "vllm.config.vllm:VllmConfig._validate_adaptive_verification",
+            "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
+        ),
+        bound_in={
+            f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend": (_ADAPTIVE,),
+            f"{_ADAPTIVE}:resolve_adaptive_cudagraph_mode": (_RUNNER,),
+            f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager": (_RUNNER,),
+        },
+    ),
+    Patch(
+        id="patch-report",
+        what="Lets the server ask every engine core which patches it has, before it says that it is ready",
+        upstream="none: upstream swallows a plugin that fails to import and serves without it",
+        hardware=EVERYWHERE,
+        releases=RELEASES,
+        module="patches.engine_report",
+        removal="when upstream reports the plugins that every process has loaded",
+        wraps=(
+            f"{_CORE}:EngineCoreProc._handle_client_request",
+            f"{_CORE}:EngineCoreProc._invoke_utility_method",
+        ),
     ),
     Patch(
         id="verification-telemetry",

@@ -1,30 +1,42 @@
-"""`python -m patches.lockfile RELEASE ROOT`: put a release's fingerprints into `upstream.lock`."""
+"""`python -m patches.lockfile [RELEASE ...]`: put the fingerprints of releases into `upstream.lock`.
+
+Whoever runs this has read what changed in the symbols: a locked fingerprint says that the patches fit that code.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from patches.fingerprint import LOCK_FILE, fingerprints, read_lock, write_lock
-from patches.ledger import LEDGER
+from patches.fingerprint import LOCK_FILE, SymbolMissingError, fingerprint, read_lock, write_lock
+from patches.ledger import LEDGER, RELEASES
+from patches.releases import ReleaseError, fetch
 
 
 def lock_release(release: str, vllm_root: Path, path: Path = LOCK_FILE) -> int:
-    """Lock every symbol of the ledger that the unpacked release has; returns how many those are.
+    """Lock every symbol of the ledger for an unpacked release; returns how many those are.
 
     Raises:
-        SystemExit: the folder holds no vLLM.
+        SymbolMissingError: the ledger names a symbol for this release that the release does not have.
     """
-    if not (vllm_root / "vllm").is_dir():
-        raise SystemExit(f"{vllm_root} holds no package folder 'vllm'; give the folder that a wheel was unpacked into")
-    symbols = sorted({symbol for patch in LEDGER if release in patch.releases for symbol in patch.symbols})
+    symbols = {symbol for patch in LEDGER if release in patch.releases for symbol in patch.symbols_of(release)}
     lock = read_lock(path) if path.exists() else {}
-    lock[release] = fingerprints(vllm_root, symbols)
+    lock[release] = {symbol: fingerprint(vllm_root, symbol) for symbol in symbols}
     write_lock(lock, path)
-    return len(lock[release])
+    return len(symbols)
+
+
+def main(releases: list[str]) -> None:
+    """Lock the named releases, or every release of the ledger, fetching what the cache lacks."""
+    for release in releases or RELEASES:
+        if release not in RELEASES:
+            raise SystemExit(f"vLLM {release} is not in RELEASES of patches/ledger.py: add it there first")
+        try:
+            count = lock_release(release, fetch(release))
+        except (ReleaseError, SymbolMissingError) as error:
+            raise SystemExit(str(error)) from error
+        print(f"locked {count} symbols of vLLM {release}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    print(f"locked {lock_release(sys.argv[1], Path(sys.argv[2]))} symbols of vLLM {sys.argv[1]}")
+    main(sys.argv[1:])

@@ -4,7 +4,7 @@ Upstream's `AdaptiveVerificationManager` counts the scheduler's padding among th
 confidence of 1.0, so its K padded drafts rank first: the step verifies tokens that do not exist and refuses real
 ones for it. Here padding is not eligible. The budget itself (`patches.budget`) follows upstream's rule. What comes
 after the choice, compaction on the host and the ranking on the device, is upstream's and works from the eligible
-counts.
+counts. Estimates are first made the same on every tensor-parallel rank (`patches.consensus`).
 
 Everything that changes how budgets are chosen belongs in this class, one stage a module.
 """
@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
+from patches import consensus
 from patches.admission import eligible_drafts
 from patches.budget import CostTables, choose_budget, survival_probabilities
+from patches.install import is_applied
 from patches.telemetry import trace
 
 
@@ -39,6 +42,21 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
     plan: StepPlan | None = None
     """The decision for the step in preparation."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shares_estimates = is_applied(consensus.PATCH_ID) and get_tp_group().world_size > 1
+
+    def record_confidences(self, confidence_probs: Any, input_batch: Any) -> None:
+        """Upstream's scatter and copy, of rank 0's estimates.
+
+        Args:
+            confidence_probs: [max requests, steps] this step's estimates, first the batch's.
+            input_batch: The batch, in order.
+        """
+        if self._shares_estimates:
+            consensus.share_estimates(confidence_probs, input_batch.num_reqs)
+        super().record_confidences(confidence_probs, input_batch)
 
     def get_num_tokens(self, num_tokens_per_req: Mapping[str, int], draft_tokens: Mapping[str, Sequence[int]]) -> int:
         """Choose the step's budget; returns the tokens of the step with that many drafts.

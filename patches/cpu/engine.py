@@ -7,7 +7,8 @@ between them and a CPU is assumptions, one hook each:
   batch shape is allowed (`VllmConfig._validate_adaptive_verification`, `get_varlen_cudagraph_unsupported_backend`,
   `resolve_adaptive_cudagraph_mode`);
 - cost tables are profiled during graph capture, which never happens: they are injected (`patches.cpu.costs`);
-- the ranking is compiled by Inductor, which wants a C++ compiler on the user's machine: it runs eagerly;
+- the ranking, whosever it is, is compiled by Inductor, which wants a C++ compiler on the user's machine: it runs
+  eagerly;
 - attention returns its output buffer unwritten in warm-up, and what lies there may be NaN: it is zeroed.
 
 The interpreter's own gaps are in `patches.cpu.interpreter`. Delete this when upstream's CPU platform serves adaptive
