@@ -66,6 +66,9 @@ class Patch:
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
+_INDEXER = "vllm.v1.attention.backends.mla.indexer"
+_INDEXER_BUILDER = f"{_INDEXER}:DeepseekV32IndexerMetadataBuilder"
+_REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 
 LEDGER: tuple[Patch, ...] = (
     Patch(
@@ -125,6 +128,41 @@ LEDGER: tuple[Patch, ...] = (
             "vllm.v1.worker.gpu.async_utils:AsyncOutput.get_output",
         ),
         switchable=True,
+    ),
+    Patch(
+        id="hopper-flattened-indexer",
+        what="Adaptive verification with DeepSeek's sparse indexer on Hopper: rows built from device boundaries",
+        upstream="#52795, in 0.29.0",
+        hardware=frozenset({CUDA_HOPPER}),
+        releases=("0.28.0",),
+        module="patches.hopper_indexer",
+        removal="when 0.28.0 is no longer supported",
+        wraps=(
+            f"{_INDEXER}:DeepseekV32IndexerBackend.supports_device_cpu_query_lens_mismatch",
+            f"{_INDEXER_BUILDER}.get_cudagraph_support",
+            f"{_INDEXER_BUILDER}.__init__",
+            f"{_INDEXER_BUILDER}._prepare_decode_tensors",
+            f"{_INDEXER_BUILDER}.build",
+        ),
+    ),
+    Patch(
+        id="block-rejection-bounds",
+        what="Block verification no longer reads past the last row when the last request is trimmed",
+        upstream="#60945, in 0.32.0",
+        hardware=EVERYWHERE,
+        releases=("0.28.0", "0.29.0", "0.30.0", "0.31.0"),
+        module="patches.rejection_bounds",
+        removal="when 0.31.0 is no longer supported",
+        wraps=(
+            f"{_REJECTION}:rejection_sample",
+            f"{_REJECTION}:_compute_local_residual_mass_kernel",
+        ),
+        bound_in={
+            f"{_REJECTION}:rejection_sample": (
+                "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+                "vllm.v1.watermarking.spec_decode",
+            ),
+        },
     ),
 )
 """In the order of installation: a later patch wraps what an earlier one left."""
