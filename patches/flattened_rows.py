@@ -18,7 +18,7 @@ _COLUMNS = 1024
 """Elements that a program moves at a time."""
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _flatten_kernel(  # type: ignore[no-untyped-def]
     boundaries_ptr,
     seq_lens_ptr,

@@ -46,9 +46,7 @@ def _enable_device_lengths(indexer: ModuleType) -> None:
 
     def hopper_can_flatten() -> bool:
         platform = indexer.current_platform
-        return bool(
-            platform.is_cuda() and platform.is_device_capability_family(_HOPPER) and indexer.has_deep_gemm()
-        )
+        return bool(platform.is_cuda() and platform.is_device_capability_family(_HOPPER) and indexer.has_deep_gemm())
 
     def flattens_device_lengths(vllm_config: Any) -> bool:
         speculation = vllm_config.speculative_config

@@ -68,6 +68,9 @@ _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
 _INDEXER = "vllm.v1.attention.backends.mla.indexer"
 _INDEXER_BUILDER = f"{_INDEXER}:DeepseekV32IndexerMetadataBuilder"
+_DSV41_ROCM = "vllm.models.deepseek_v41.amd.rocm"
+_DSV41_MLA = "vllm.models.deepseek_v41.sparse_mla"
+_SWA = "vllm.v1.attention.backends.mla.sparse_swa"
 _REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 
 LEDGER: tuple[Patch, ...] = (
@@ -143,6 +146,26 @@ LEDGER: tuple[Patch, ...] = (
             f"{_INDEXER_BUILDER}.__init__",
             f"{_INDEXER_BUILDER}._prepare_decode_tensors",
             f"{_INDEXER_BUILDER}.build",
+        ),
+    ),
+    Patch(
+        id="rocm-dsv41-adaptive",
+        what="Adaptive verification of DeepSeek-V4.1 on gfx950: device lengths in the indexer, graphs of any shape",
+        upstream="#58151, in 0.33.0; for 0.30.0 also #52362, in 0.31.0",
+        hardware=frozenset({ROCM_GFX950}),
+        releases=("0.30.0", "0.31.0", "0.32.0"),
+        module="patches.rocm_dsv41",
+        removal="when 0.32.0 is no longer supported",
+        replaces=(f"{_DSV41_ROCM}:DeepseekV4ROCMAiterMLASparseBackend.get_builder_cls",),
+        wraps=(
+            f"{_INDEXER}:DeepseekV41IndexerBackend",
+            f"{_INDEXER}:_use_flattening",
+            f"{_INDEXER_BUILDER}.get_cudagraph_support",
+            f"{_INDEXER_BUILDER}.__init__",
+            f"{_INDEXER_BUILDER}._prepare_decode_tensors",
+            f"{_DSV41_MLA}:DeepseekV4SparseMLAMetadataBuilder",
+            f"{_DSV41_ROCM}:DeepseekV4ROCMAiterSparseSWAMetadataBuilder",
+            f"{_SWA}:DeepseekSparseSWAMetadataBuilder.build",
         ),
     ),
     Patch(

@@ -45,26 +45,31 @@ def random_batch(
     max_requests: int,
     max_rows: int,
     pages: int,
-    graph: bool | None = None,
+    captured: tuple[int, int] | None = None,
+    trimmed: bool = True,
 ) -> Batch:
     """A batch of up to `max_requests` requests with up to `drafts` drafts each, admitted unevenly.
 
-    `graph` pads it to a larger captured size, with padding requests; None leaves that to chance.
+    Args:
+        captured: (requests, rows) of the graph that it is padded to; None leaves the padding to chance.
+        trimmed: False for a batch of fixed verification: every request keeps all its drafts, nothing is padded.
     """
+    if captured is not None:
+        max_requests, max_rows = captured
     real = int(rng.integers(1, max_requests + 1)) if rng.random() > 0.1 else 1
     real = min(real, max_rows // (drafts + 1))
     drafted = rng.integers(0, drafts + 1, real)
     if rng.random() < 0.15:
         drafted[:] = 0
-    if rng.random() < 0.15:
+    if not trimmed or rng.random() < 0.15:
         drafted[:] = drafts
     total = int(drafted.sum())
     even = np.full(real, total // real) + (np.arange(real) < total % real)
-    padding = 0
-    if graph if graph is not None else rng.random() < 0.5:
+    padding, num_rows = 0, total + real
+    if captured is not None:
+        padding, num_rows = max_requests - real, max_rows
+    elif trimmed and rng.random() < 0.5:
         padding = int(rng.integers(0, max_requests - real + 1))
-    num_rows = total + real
-    if padding:
         num_rows = int(rng.integers(num_rows, max_rows + 1))
     zeros = np.zeros(padding, dtype=np.int32)
     query_lens = np.concatenate((drafted + 1, zeros)).astype(np.int32)

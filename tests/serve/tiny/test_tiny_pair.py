@@ -100,9 +100,7 @@ CALL = {"type": "function", "id": "1", "function": {"name": "read", "arguments":
         ([{"role": "developer", "content": "a"}, {"role": "user", "content": ""}], "a\n"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(
-    "tools", [None, [{"type": "function", "function": {"name": "read", "parameters": {}}}]]
-)
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "read", "parameters": {}}}]])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_chat_is_text_to_continue(tokenizer, messages, expected, tools, add_generation_prompt):
     rendered = tokenizer.apply_chat_template(

@@ -1,6 +1,11 @@
-"""The real indexer of a release, told that it runs on SM90 or SM100 with DeepGEMM, with or without the patch.
+"""The real indexer of 0.28.0, told that it runs on SM90 or SM100 with DeepGEMM, with or without the patch.
 
-usage: hopper_indexer.py VERSION stock|patched FAMILY facts | VERSION stock|patched FAMILY batches SEED COUNT MODE
+usage: hopper_indexer.py VERSION stock|patched FAMILY facts
+       hopper_indexer.py VERSION stock|patched FAMILY adaptive|fixed SEED COUNT
+       hopper_indexer.py VERSION patched FAMILY replay SEED COUNT      (on a GPU)
+
+On a GPU the platform answers for itself, and kernels are compiled. DeepGEMM's schedule is never computed: it is not
+part of what the patch writes.
 """
 
 from __future__ import annotations
@@ -9,38 +14,50 @@ import hashlib
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import release
+import torch
 
-release.interpret()
-version, variant, family, task, *rest = sys.argv[1:]
+version, variant, family, task, *numbers = sys.argv[1:]
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cuda":
+    release.without_extensions()
+else:
+    release.interpret()
 if variant == "patched":
     release.install(version, "cuda-hopper", "hopper-flattened-indexer")
 
-import torch  # noqa: E402
-import vllm.v1.attention.backends.mla.indexer as indexer  # noqa: E402
-import vllm.v1.worker.gpu.spec_decode.adaptive_verification as adaptive_verification  # noqa: E402
-from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata  # noqa: E402
+from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
+from vllm.v1.attention.backends.mla import indexer  # noqa: E402
 from vllm.v1.kv_cache_interface import MLAAttentionSpec  # noqa: E402
 from vllm.v1.worker.gpu.attn_utils import AttentionCGSupportInfo  # noqa: E402
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification  # noqa: E402
 
-from tests.patches.flattened_reference import differences, random_batch  # noqa: E402
+from tests.patches.flattened_reference import Batch, differences, random_batch  # noqa: E402
 
 MULTIPROCESSORS = 4
-indexer.current_platform = release.platform(cuda_family=int(family))
+SCHEDULE = torch.zeros(MULTIPROCESSORS + 1, 2, dtype=torch.int32, device=DEVICE)
+SHAPES = ((3, 4, 5), (7, 1, 1), (5, 4, 17))
+"""(drafts, compression, pages of a block table)"""
+MAX_ROWS = 48
+
+if DEVICE.type == "cpu":
+    indexer.current_platform = release.platform(cuda_family=int(family))
+    indexer.native_next_n_supported = lambda next_n: next_n in (1, 2, 4)
 indexer.has_deep_gemm = lambda: True
 indexer.num_compute_units = lambda _device: MULTIPROCESSORS
-indexer.native_next_n_supported = lambda next_n: next_n in (1, 2, 4)
-indexer.get_paged_mqa_logits_metadata = lambda *_args, **_kwargs: torch.zeros(MULTIPROCESSORS + 1, 2, dtype=torch.int32)
+indexer.get_paged_mqa_logits_metadata = lambda *_args, **_kwargs: SCHEDULE
 
 
-def config(drafts: int | None, *, adaptive: bool, max_rows: int = 64) -> SimpleNamespace:
+def config(drafts: int | None, *, adaptive: bool) -> SimpleNamespace:
     return SimpleNamespace(
         speculative_config=None if drafts is None else release.speculation(drafts, adaptive=adaptive),
         num_speculative_tokens=drafts or 0,
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=max_rows, max_num_seqs=16),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=16),
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, cp_kv_cache_interleave_size=1
         ),
@@ -49,13 +66,11 @@ def config(drafts: int | None, *, adaptive: bool, max_rows: int = 64) -> SimpleN
     )
 
 
-def make_builder(vllm_config: SimpleNamespace, *, pages: int, compress_ratio: int = 1) -> object:
+def make_builder(vllm_config: SimpleNamespace, *, pages: int, compress_ratio: int = 1) -> Any:
     spec = MLAAttentionSpec(
         block_size=256, num_kv_heads=1, head_size=132, dtype=torch.uint8, compress_ratio=compress_ratio
     )
-    return indexer.DeepseekV32IndexerMetadataBuilder(
-        spec, ["layer"], vllm_config, torch.device("cpu"), block_table_width=pages
-    )
+    return indexer.DeepseekV32IndexerMetadataBuilder(spec, ["layer"], vllm_config, DEVICE, block_table_width=pages)
 
 
 def startup_error(vllm_config: SimpleNamespace) -> str | None:
@@ -80,84 +95,121 @@ def startup_error(vllm_config: SimpleNamespace) -> str | None:
     return None
 
 
-def facts() -> dict[str, object]:
+def facts() -> dict[str, Any]:
     lines: list[str] = []
     indexer.logger.info_once = lambda message, *values: lines.append(message % values)
-    support = indexer.DeepseekV32IndexerMetadataBuilder.get_cudagraph_support
-    adaptive, fixed = config(3, adaptive=True), config(3, adaptive=False)
-    for vllm_config in (adaptive, fixed, config(7, adaptive=False), config(None, adaptive=False)):
+    configs = {
+        "adaptive": config(3, adaptive=True),
+        "fixed": config(3, adaptive=False),
+        "fixed_7": config(7, adaptive=False),
+        "plain": config(None, adaptive=False),
+    }
+    for vllm_config in configs.values():
         make_builder(vllm_config, pages=4)
+    support = indexer.DeepseekV32IndexerMetadataBuilder.get_cudagraph_support
     return {
-        "mismatch": {
-            backend.__name__: backend.supports_device_cpu_query_lens_mismatch()
+        "mismatch": [
+            backend.supports_device_cpu_query_lens_mismatch()
             for backend in (indexer.DeepseekV32IndexerBackend, indexer.DeepseekV4IndexerBackend)
-        },
-        "graphs_adaptive": support(adaptive, None).name,
-        "graphs_fixed": support(fixed, None).name,
-        "graphs_plain": support(config(None, adaptive=False), None).name,
-        "startup_error": startup_error(adaptive),
-        "log_adaptive": lines[0],
-        "log_fixed": lines[1],
-        "log_fixed_7": lines[2],
-        "log_plain": lines[3],
+        ],
+        "graphs": {name: support(vllm_config, None).name for name, vllm_config in configs.items()},
+        "log": dict(zip(configs, lines, strict=True)),
+        "startup_error": startup_error(configs["adaptive"]),
     }
 
 
-def batches(seed: int, count: int, mode: str) -> dict[str, object]:
+def on_device(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(array).to(DEVICE)
+
+
+def common_metadata(batch: Batch) -> CommonAttentionMetadata:
+    """The step as the model runner describes it: boundaries of the device beside the host's guess."""
+    return CommonAttentionMetadata(
+        query_start_loc=on_device(batch.boundaries),
+        query_start_loc_cpu=torch.from_numpy(batch.host_boundaries),
+        seq_lens=on_device(batch.seq_lens),
+        num_reqs=len(batch.seq_lens),
+        num_actual_tokens=batch.num_rows,
+        max_query_len=int(batch.host_query_lens.max()),
+        max_seq_len=int(batch.seq_lens.max()),
+        block_table_tensor=on_device(batch.block_table),
+        slot_mapping=torch.zeros(batch.num_rows, dtype=torch.int64, device=DEVICE),
+    )
+
+
+def compare(batch: Batch, decode: Any, compress_ratio: int) -> list[str]:
+    return differences(
+        batch,
+        decode.seq_lens.squeeze(-1).cpu().numpy(),
+        decode.block_table.cpu().numpy(),
+        decode.decode_lens.cpu().numpy(),
+        compress_ratio=compress_ratio,
+    )
+
+
+def make_builders(mode: str) -> Iterator[tuple[Any, int, int, int]]:
+    for drafts, compress_ratio, pages in SHAPES:
+        builder = make_builder(config(drafts, adaptive=mode != "fixed"), pages=pages, compress_ratio=compress_ratio)
+        if mode != "fixed":
+            builder.use_flattening = True
+        yield builder, drafts, compress_ratio, pages
+
+
+def random_steps(seed: int, count: int, mode: str) -> dict[str, Any]:
     """Random batches through the builder's own `build`, each compared with the reference."""
     rng = np.random.default_rng(seed)
     wrong: list[str] = []
     moved = 0
     outputs = hashlib.sha256()
-    builders = []
-    for drafts, compress_ratio, pages in ((3, 4, 5), (7, 1, 1), (5, 4, 17)):
-        builder = make_builder(config(drafts, adaptive=mode == "adaptive"), pages=pages, compress_ratio=compress_ratio)
-        if mode == "adaptive":
-            builder.use_flattening = True
-        builders.append((builder, drafts, compress_ratio, pages))
+    builders = list(make_builders(mode))
     for _ in range(count):
         builder, drafts, compress_ratio, pages = builders[int(rng.integers(len(builders)))]
-        batch = random_batch(rng, drafts=drafts, max_requests=6, max_rows=48, pages=pages)
-        boundaries = torch.from_numpy(batch.boundaries)
-        host = torch.from_numpy(batch.host_boundaries if mode == "adaptive" else batch.boundaries)
-        addresses = [
-            buffer.data_ptr()
-            for buffer in (
-                builder.decode_seq_lens_buffer, builder.expanded_block_table_buffer, builder.decode_lens_buffer
-            )
-        ]
-        metadata = builder.build(
-            0,
-            CommonAttentionMetadata(
-                query_start_loc=boundaries,
-                query_start_loc_cpu=host,
-                seq_lens=torch.from_numpy(batch.seq_lens),
-                num_reqs=len(batch.seq_lens),
-                num_actual_tokens=batch.num_rows,
-                max_query_len=int(batch.host_query_lens.max() if mode == "adaptive" else batch.query_lens.max()),
-                max_seq_len=int(batch.seq_lens.max()),
-                block_table_tensor=torch.from_numpy(batch.block_table),
-                slot_mapping=torch.zeros(batch.num_rows, dtype=torch.int64),
-            ),
+        batch = random_batch(
+            rng, drafts=drafts, max_requests=6, max_rows=MAX_ROWS, pages=pages, trimmed=mode == "adaptive"
         )
-        decode = metadata.decode
-        outputs.update(decode.seq_lens.contiguous().numpy().tobytes())
-        outputs.update(decode.decode_lens.contiguous().numpy().tobytes())
+        decode = builder.build(0, common_metadata(batch)).decode
+        outputs.update(decode.seq_lens.contiguous().cpu().numpy().tobytes())
+        outputs.update(decode.block_table.contiguous().cpu().numpy().tobytes())
         if mode == "adaptive":
-            wrong += differences(
-                batch,
-                decode.seq_lens.squeeze(-1).numpy(),
-                decode.block_table.numpy(),
-                decode.decode_lens.numpy(),
-                compress_ratio=compress_ratio,
-            )[:1]
-            moved += [decode.seq_lens.data_ptr(), decode.block_table.data_ptr(), decode.decode_lens.data_ptr()] != addresses
+            wrong += compare(batch, decode, compress_ratio)[:1]
+            moved += decode.seq_lens.data_ptr() != builder.decode_seq_lens_buffer.data_ptr()
+            moved += decode.block_table.data_ptr() != builder.expanded_block_table_buffer.data_ptr()
+            moved += decode.decode_lens.data_ptr() != builder.decode_lens_buffer.data_ptr()
     return {"wrong": len(wrong), "first": wrong[:1], "moved": moved, "digest": outputs.hexdigest()}
 
 
+def replayed_steps(seed: int, count: int) -> dict[str, Any]:
+    """`build` captured once a shape, then replayed with other boundaries, lengths and block tables in place."""
+    rng = np.random.default_rng(seed)
+    wrong: list[str] = []
+    for builder, drafts, compress_ratio, pages in make_builders("adaptive"):
+        captured = (6, MAX_ROWS)
+
+        def draw(drafts: int = drafts, pages: int = pages, captured: tuple[int, int] = captured) -> Batch:
+            return random_batch(rng, drafts=drafts, max_requests=6, max_rows=MAX_ROWS, pages=pages, captured=captured)
+
+        metadata = common_metadata(draw())
+        builder.build(0, metadata)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            decode = builder.build(0, metadata).decode
+        for _ in range(count):
+            batch = draw()
+            metadata.query_start_loc.copy_(on_device(batch.boundaries))
+            metadata.seq_lens.copy_(on_device(batch.seq_lens))
+            metadata.block_table_tensor.copy_(on_device(batch.block_table))
+            graph.replay()
+            torch.cuda.synchronize()
+            wrong += compare(batch, decode, compress_ratio)[:1]
+    return {"wrong": len(wrong), "first": wrong[:1]}
+
+
 logging.disable(logging.INFO)
-assert AttentionCGSupport.ALWAYS.value > AttentionCGSupport.UNIFORM_BATCH.value
 if task == "facts":
-    print(json.dumps(facts()))
+    result = facts()
+elif task == "replay":
+    result = replayed_steps(*map(int, numbers))
 else:
-    print(json.dumps(batches(int(rest[0]), int(rest[1]), rest[2])))
+    result = random_steps(int(numbers[0]), int(numbers[1]), task)
+print(json.dumps(result))
