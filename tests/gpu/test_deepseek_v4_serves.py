@@ -26,10 +26,8 @@ def _installed(name: str) -> bool:
 
 def _served(folder: Path, mode: str, telemetry: Path) -> str:
     """The whole log of one run."""
-    if not (
-        _installed("vllm") and _installed("deep_gemm" if _installed("deep_gemm") else "vllm.third_party.deep_gemm")
-    ):
-        pytest.skip("needs vLLM with DeepGEMM")
+    if not _installed("vllm"):
+        pytest.skip("vLLM is not installed")
     if PLUGIN not in {point.value for point in metadata.entry_points(group="vllm.general_plugins")}:
         pytest.skip("dspark-serve is not installed here, so vLLM would not load its plugin")
     folder.mkdir()

@@ -3,6 +3,7 @@
 usage: hopper_indexer.py VERSION stock|patched FAMILY facts
        hopper_indexer.py VERSION stock|patched FAMILY adaptive|fixed SEED COUNT
        hopper_indexer.py VERSION patched FAMILY replay SEED COUNT      (on a GPU)
+       hopper_indexer.py VERSION stock|patched FAMILY time REQUESTS TOKENS    (on a GPU)
 
 On a GPU the platform answers for itself, and kernels are compiled. DeepGEMM's schedule is never computed: it is not
 part of what the patch writes.
@@ -14,7 +15,8 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,11 +55,11 @@ indexer.num_compute_units = lambda _device: MULTIPROCESSORS
 indexer.get_paged_mqa_logits_metadata = lambda *_args, **_kwargs: SCHEDULE
 
 
-def config(drafts: int | None, *, adaptive: bool) -> SimpleNamespace:
+def config(drafts: int | None, *, adaptive: bool, max_rows: int = 64) -> SimpleNamespace:
     return SimpleNamespace(
         speculative_config=None if drafts is None else release.speculation(drafts, adaptive=adaptive),
         num_speculative_tokens=drafts or 0,
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=16),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=max_rows, max_num_seqs=16),
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, cp_kv_cache_interleave_size=1
         ),
@@ -205,11 +207,56 @@ def replayed_steps(seed: int, count: int) -> dict[str, Any]:
     return {"wrong": len(wrong), "first": wrong[:1]}
 
 
+def microseconds(call: Callable[[], object], repeats: int = 300) -> dict[str, float]:
+    """Median time of a call until the device is done, and until the host may go on."""
+    for _ in range(50):
+        call()
+    torch.cuda.synchronize()
+    wall, enqueue = [], []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        enqueue.append(time.perf_counter() - started)
+        torch.cuda.synchronize()
+        wall.append(time.perf_counter() - started)
+    return {"wall": round(1e6 * float(np.median(wall)), 1), "enqueue": round(1e6 * float(np.median(enqueue)), 1)}
+
+
+def timings(requests: int, tokens: int) -> dict[str, dict[str, float]]:
+    """What preparing decode rows costs, for requests of equal and of unequal length."""
+    pages, max_rows = 64, 8192
+    found = {}
+    for shape in ("uniform", "ragged"):
+        vllm_config = config(tokens - 1, adaptive=shape == "ragged", max_rows=max_rows)
+        builder = make_builder(vllm_config, pages=pages)
+        builder.use_flattening = True
+        query_lens = np.full(requests, tokens, dtype=np.int32)
+        if shape == "ragged":
+            query_lens[::2] -= 1
+        starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
+        step = {
+            "seq_lens": on_device(query_lens + 1000),
+            "block_table": torch.ones(requests, pages, dtype=torch.int32, device=DEVICE),
+            "decode_lens": on_device(query_lens),
+            "decode_lens_cpu": torch.from_numpy(query_lens),
+            "query_start_loc": on_device(starts)[:requests],
+            "num_decodes": requests,
+            "num_decode_tokens": int(starts[-1]),
+            "use_native": False,
+            "next_n": tokens,
+            "max_decode_len": tokens,
+        }
+        found[shape] = microseconds(lambda builder=builder, step=step: builder._prepare_decode_tensors(**step))
+    return found
+
+
 logging.disable(logging.INFO)
 if task == "facts":
     result = facts()
 elif task == "replay":
     result = replayed_steps(*map(int, numbers))
+elif task == "time":
+    result = timings(*map(int, numbers))
 else:
     result = random_steps(int(numbers[0]), int(numbers[1]), task)
 print(json.dumps(result))
