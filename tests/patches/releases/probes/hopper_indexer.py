@@ -26,9 +26,7 @@ import torch
 
 version, variant, family, task, *numbers = sys.argv[1:]
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cuda":
-    release.without_extensions()
-else:
+if DEVICE.type == "cpu":
     release.interpret()
 if variant == "patched":
     release.install(version, "cuda-hopper", "hopper-flattened-indexer")

@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 
 version, variant, task, *arguments = sys.argv[1:]
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cuda":
-    release.without_extensions()
-else:
+if DEVICE.type == "cpu":
     release.interpret()
 if variant == "patched":
     release.install(version, "cuda-hopper", "block-rejection-bounds")

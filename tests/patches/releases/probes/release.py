@@ -7,20 +7,19 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import vllm
 import wrapt
+
+# A release is its Python tree. Let a GPU build's be imported without shared objects, which nothing here calls.
+for extension in ("vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch"):
+    sys.modules.setdefault(extension, ModuleType(extension))
+
+import vllm
 
 from patches.cpu import interpreter
 from patches.install import survey
 from patches.ledger import Status
 
 ROOT = Path(vllm.__file__).parents[1]
-
-
-def without_extensions() -> None:
-    """Let a GPU build's Python tree be imported without its shared objects, which nothing under test calls."""
-    for name in ("vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch"):
-        sys.modules.setdefault(name, ModuleType(name))
 
 
 def interpret() -> None:
