@@ -74,15 +74,26 @@ def _amd_architecture() -> str | None:
 
 
 def _nvidia_capability() -> tuple[int, int] | None:
-    """The first GPU's compute capability from libcuda, or None where there is no driver or no GPU."""
+    """The first visible GPU's compute capability from NVML, or None where there is no driver or no GPU.
+
+    Not from the CUDA driver: this runs in the process that forks the engine, and a child of a process that called
+    `cuInit` has no CUDA.
+    """
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
-    major, minor, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    attribute_major, attribute_minor = 75, 76
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
+    if nvml.nvmlInit_v2():
         return None
-    cuda.cuDeviceGetAttribute(ctypes.byref(major), attribute_major, device)
-    cuda.cuDeviceGetAttribute(ctypes.byref(minor), attribute_minor, device)
+    device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    try:
+        if first.isdigit():
+            missing = nvml.nvmlDeviceGetHandleByIndex_v2(int(first), ctypes.byref(device))
+        else:
+            missing = nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(device))
+        if missing or nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
+            return None
+    finally:
+        nvml.nvmlShutdown()
     return major.value, minor.value

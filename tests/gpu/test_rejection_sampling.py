@@ -15,7 +15,7 @@ from tests.patches.release_process import answer, finish
 
 COMPILED = (("TRITON_INTERPRET", "0"),)
 UNCACHED = (*COMPILED, ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))
-SAMPLES = 400_000
+SAMPLES = 600_000
 AT_LEAST = 20_000
 
 sampler_of_0_28 = partial(answer, "rejection_bounds", "0.28.0", settings=COMPILED)
