@@ -36,6 +36,9 @@ from patches.install import Hook
 _INDEXER = "vllm.v1.attention.backends.mla.indexer"
 _HOPPER = 90
 
+_DEVICE_LENGTHS = "_dspark_device_lengths"
+"""A builder's attribute: whether its rows come from the device's boundaries. Decided once, asked every step."""
+
 
 def _enable_device_lengths(indexer: ModuleType) -> None:
     from vllm.v1.attention.backend import AttentionCGSupport
@@ -69,7 +72,9 @@ def _enable_device_lengths(indexer: ModuleType) -> None:
         """
 
         def __set__(self, builder: Any, native_is_missing: bool) -> None:
-            builder.__dict__["use_flattening"] = native_is_missing or flattens_device_lengths(builder.vllm_config)
+            state = builder.__dict__
+            state[_DEVICE_LENGTHS] = flattens_device_lengths(builder.vllm_config)
+            state["use_flattening"] = native_is_missing or state[_DEVICE_LENGTHS]
 
         def __get__(self, builder: Any, _owner: Any = None) -> bool:
             return bool(builder.__dict__["use_flattening"])
@@ -77,7 +82,7 @@ def _enable_device_lengths(indexer: ModuleType) -> None:
     def prepare_decode_tensors(wrapped: Callable[..., Any], builder: Any, _args: Any, step: dict[str, Any]) -> Any:
         """Rows from device boundaries; one request and everything not adaptive stay upstream's."""
         num_requests, num_rows = step["num_decodes"], step["num_decode_tokens"]
-        if num_requests == 1 or not flattens_device_lengths(builder.vllm_config):
+        if num_requests == 1 or not builder.__dict__[_DEVICE_LENGTHS]:
             return wrapped(**step)
         flatten(
             # `build` hands over the starts and leaves off the last end, which lies right behind them.

@@ -16,6 +16,8 @@ from typing import Any
 LAYERS, DRAFTS = 6, 3
 CONTEXT, OUTPUT, BATCHES, REPEATS = 1024, 128, (1, 4, 16), 3
 MAX_REQUESTS = 16
+BATCHED_TOKENS = 1024
+"""The cost tables are profiled up to this size, and each size compiles kernels of its own."""
 
 SLIDING, SPARSE, DENSE = 0, 4, 128
 """Compression of a layer's KV: none, the indexer's, the heaviest."""
@@ -96,7 +98,7 @@ def start(folder: Path, mode: str) -> Any:
         skip_tokenizer_init=True,
         max_model_len=8192,
         max_num_seqs=MAX_REQUESTS,
-        max_num_batched_tokens=4096,
+        max_num_batched_tokens=BATCHED_TOKENS,
         gpu_memory_utilization=0.6,
         enable_prefix_caching=False,
         seed=0,

@@ -59,12 +59,12 @@ def test_adaptive_verification_starts_flattens_and_serves(tmp_path):
 
     log = _served(tmp_path / "model", "adaptive", tmp_path / "telemetry")
     assert "use_flattening=True supports_varlen=False" in log
-    assert "dspark patches on vLLM" in log
     assert "refused" not in log
     assert "telemetry is off" not in log
     result = next(line for line in log.splitlines() if line.startswith("RESULT "))
     print(result)
     assert json.loads(result.removeprefix("RESULT "))["token_ms"]["16"]
+    # Only the plugin, in the worker's process, writes these.
     (counted,) = read_all(tmp_path / "telemetry")
     print(counted)
     assert counted.proposed >= counted.verified > 0
