@@ -18,7 +18,8 @@ _COLUMNS = 1024
 """Elements that a program moves at a time."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Sizes that change from step to step must not each compile a variant.
+@triton.jit(do_not_specialize=["num_requests", "num_rows"])  # type: ignore[untyped-decorator]
 def _flatten_kernel(  # type: ignore[no-untyped-def]
     boundaries_ptr,
     seq_lens_ptr,

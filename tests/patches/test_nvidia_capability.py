@@ -65,8 +65,9 @@ def test_hopper_is_found_without_the_cuda_driver(loaded, monkeypatch, visible):
     assert ctypes.CDLL("libnvidia-ml.so.1").open == 0
 
 
+@pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("visible", ["7", "", "GPU-b0"])
-def test_a_gpu_that_is_not_visible_is_none(loaded, monkeypatch, visible):
+def test_a_gpu_that_is_not_visible_is_none(monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert hardware.detect().name == "none"
     assert ctypes.CDLL("libnvidia-ml.so.1").open == 0

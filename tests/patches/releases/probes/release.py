@@ -13,11 +13,11 @@ import wrapt
 for extension in ("vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch"):
     sys.modules.setdefault(extension, ModuleType(extension))
 
-import vllm
+import vllm  # noqa: E402
 
-from patches.cpu import interpreter
-from patches.install import survey
-from patches.ledger import Status
+from patches.cpu import interpreter  # noqa: E402
+from patches.install import survey  # noqa: E402
+from patches.ledger import Status  # noqa: E402
 
 ROOT = Path(vllm.__file__).parents[1]
 
