@@ -15,7 +15,7 @@ NOT_ADAPTIVE = ("fixed", "fixed_1", "plain")
 
 
 def ask(release: str, variant: str) -> Any:
-    return answer("rocm_dsv41", release, variant)
+    return answer("rocm_dsv41", release, variant, "facts")
 
 
 def test_upstream_keeps_v41_out(release):
@@ -55,3 +55,15 @@ def test_nothing_else_is_opted_in(release):
     assert patched["flattening_of_another_model"] is False
     assert patched["mismatch"]["DeepseekV32IndexerBackend"] == stock["mismatch"]["DeepseekV32IndexerBackend"]
     assert patched["mismatch_off_rocm"] == stock["mismatch_off_rocm"] is False
+
+
+@pytest.mark.parametrize("drafts", ["1", "5"])
+def test_metadata_follows_the_devices_boundaries(release, drafts):
+    patched = answer("rocm_dsv41", release, "patched", "metadata", drafts, "0", "300")
+    assert patched["first"] == []
+    assert patched["wrong"] == 0
+
+
+def test_upstream_would_not_build_a_row_a_token(release):
+    """With one draft nothing forces it: two tokens go to the native path, sorted by the host's lengths."""
+    assert answer("rocm_dsv41", release, "stock", "metadata", "1", "0", "60")["wrong"] > 0
