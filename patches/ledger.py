@@ -73,6 +73,12 @@ _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 _CORE = "vllm.v1.engine.core"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
+_INDEXER = "vllm.v1.attention.backends.mla.indexer"
+_INDEXER_BUILDER = f"{_INDEXER}:DeepseekV32IndexerMetadataBuilder"
+_DSV41_ROCM = "vllm.models.deepseek_v41.amd.rocm"
+_DSV41_MLA = "vllm.models.deepseek_v41.sparse_mla"
+_SWA = "vllm.v1.attention.backends.mla.sparse_swa"
+_REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 
 LEDGER: tuple[Patch, ...] = (
     Patch(
@@ -165,6 +171,61 @@ LEDGER: tuple[Patch, ...] = (
             "vllm.v1.worker.gpu.async_utils:AsyncOutput.get_output",
         ),
         switchable=True,
+    ),
+    Patch(
+        id="hopper-flattened-indexer",
+        what="Adaptive verification with DeepSeek's sparse indexer on Hopper: rows built from device boundaries",
+        upstream="#52795, in 0.29.0",
+        hardware=frozenset({CUDA_HOPPER}),
+        releases=("0.28.0",),
+        module="patches.hopper_indexer",
+        removal="when 0.28.0 is no longer supported",
+        wraps=(
+            f"{_INDEXER}:DeepseekV32IndexerBackend.supports_device_cpu_query_lens_mismatch",
+            f"{_INDEXER_BUILDER}.get_cudagraph_support",
+            f"{_INDEXER_BUILDER}.__init__",
+            f"{_INDEXER_BUILDER}._prepare_decode_tensors",
+            f"{_INDEXER_BUILDER}.build",
+        ),
+    ),
+    Patch(
+        id="rocm-dsv41-adaptive",
+        what="Adaptive verification of DeepSeek-V4.1 on gfx950: device lengths in the indexer, graphs of any shape",
+        upstream="#58151, in 0.33.0; for 0.30.0 also #52362, in 0.31.0",
+        hardware=frozenset({ROCM_GFX950}),
+        releases=("0.30.0", "0.31.0", "0.32.0"),
+        module="patches.rocm_dsv41",
+        removal="when 0.32.0 is no longer supported",
+        replaces=(f"{_DSV41_ROCM}:DeepseekV4ROCMAiterMLASparseBackend.get_builder_cls",),
+        wraps=(
+            f"{_INDEXER}:DeepseekV41IndexerBackend",
+            f"{_INDEXER}:_use_flattening",
+            f"{_INDEXER_BUILDER}.get_cudagraph_support",
+            f"{_INDEXER_BUILDER}.__init__",
+            f"{_INDEXER_BUILDER}._prepare_decode_tensors",
+            f"{_DSV41_MLA}:DeepseekV4SparseMLAMetadataBuilder",
+            f"{_DSV41_ROCM}:DeepseekV4ROCMAiterSparseSWAMetadataBuilder",
+            f"{_SWA}:DeepseekSparseSWAMetadataBuilder.build",
+        ),
+    ),
+    Patch(
+        id="block-rejection-bounds",
+        what="Block verification no longer reads past the last row when the last request is trimmed",
+        upstream="#60945, in 0.32.0",
+        hardware=EVERYWHERE,
+        releases=("0.28.0", "0.29.0", "0.30.0", "0.31.0"),
+        module="patches.rejection_bounds",
+        removal="when 0.31.0 is no longer supported",
+        wraps=(
+            f"{_REJECTION}:rejection_sample",
+            f"{_REJECTION}:_compute_local_residual_mass_kernel",
+        ),
+        bound_in={
+            f"{_REJECTION}:rejection_sample": (
+                "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+                "vllm.v1.watermarking.spec_decode",
+            ),
+        },
     ),
 )
 """In the order of installation: a later patch wraps what an earlier one left."""
