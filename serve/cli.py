@@ -38,6 +38,7 @@ DECIDED_HERE = {
     "--ssl-keyfile": "end TLS in front of the server",
     "--ssl-certfile": "end TLS in front of the server",
     "--root-path": "strip the prefix in front of the server",
+    "--worker-extension-cls": "vLLM has one such slot, and the server asks the workers for their patches through it",
 }
 """Options of `vllm serve` that are this server's own decision, and what to do instead."""
 
@@ -119,6 +120,19 @@ def preflight(
     raise typer.Exit(code)
 
 
+@app.command()
+def patches(
+    vllm: Annotated[str | None, typer.Option(help="A release to answer for; the installed one without.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Hardware to answer for; this machine's without.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Fail where a needed patch is refused.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what becomes of every patch, here or on another release and hardware."""
+    from serve.commands.patches import patches_command
+
+    raise typer.Exit(patches_command(vllm, hardware, check, as_json))
+
+
 @profiles_app.callback()
 def profiles(context: typer.Context, as_json: Json = False) -> None:
     """List the profiles and which of them this machine can run."""
@@ -149,19 +163,23 @@ def serve_profile(
 ) -> NoReturn:
     """Run the server for a profile on a bound socket, then end the process with its exit code."""
     from patches import hardware
-    from patches.install import survey, switched_off_ids, vllm_release, vllm_root
+    from patches.install import PatchError, survey, switched_off_ids, vllm_release, vllm_root
     from patches.telemetry.counters import DIRECTORY_VARIABLE
     from serve.metrics import Identity
     from serve.server import Settings, make_counter_directory, run
 
-    counters = make_counter_directory(os.environ.get(DIRECTORY_VARIABLE))
-    os.environ[DIRECTORY_VARIABLE] = str(counters)
+    try:
+        switched_off = switched_off_ids()
+    except PatchError as error:
+        raise InputError(str(error)) from error
     patches = survey(
         release=vllm_release(),
         hardware_name=hardware.detect().name,
         vllm_root=vllm_root(),
-        switched_off=switched_off_ids(),
+        switched_off=switched_off,
     )
+    counters = make_counter_directory(os.environ.get(DIRECTORY_VARIABLE))
+    os.environ[DIRECTORY_VARIABLE] = str(counters)
     address, port = sock.getsockname()[:2]
     code = run(
         Settings(

@@ -16,6 +16,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from serve.errors import InputError
+from serve.handshake import WORKER_EXTENSION, PatchMismatchError, confirm_patches
 from serve.lifecycle import Phase
 
 
@@ -59,15 +60,23 @@ class Engine:
             return None
         return one_line(self.client.dead_error)
 
-    async def open(self, server: object) -> None:
+    async def open(self, server: object, patch_digest: str) -> None:
         """Build vLLM's app, run its start-up and take requests.
 
         Args:
             server: The uvicorn server that vLLM's handlers may ask to end.
+            patch_digest: What every process of the engine must have applied.
+
+        Raises:
+            EngineStartError: a process of the engine has other patches, or none.
         """
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
 
+        try:
+            await confirm_patches(self.client, patch_digest)
+        except PatchMismatchError as error:
+            raise EngineStartError(str(error)) from error
         await self.client.reset_mm_cache()
         tasks = await self.client.get_supported_tasks()
         app = build_app(self._arguments, tasks, self.client.model_config)
@@ -104,6 +113,7 @@ def start_engine(command_line: list[str], begin: Callable[[Phase], None]) -> Eng
     _import_vllm()
     begin(Phase.CONFIGURING)
     arguments = _parse(command_line)
+    arguments.worker_extension_cls = WORKER_EXTENSION
     config = _configure(arguments)
     begin(Phase.LOADING)
     from vllm.usage.usage_lib import UsageContext

@@ -178,7 +178,7 @@ class Service:
         try:
             engine = await self._in_thread(lambda: start_engine(self.settings.command_line, self.lifecycle.begin))
             self.engine = engine
-            await engine.open(server)
+            await engine.open(server, self.settings.identity.patches.digest)
         except InputError as error:
             self._give_up(server, str(error), ExitCode.BAD_INPUT)
         except EngineStartError as error:
