@@ -35,11 +35,11 @@ setup: $(VENV)/.ready ## Create .venv with the CPU engine and dspark-serve in it
 setup-test: $(VENV)/.ready-test ## The same, with what the tests need
 
 $(VENV)/.ready: requirements.lock pyproject.toml patches/cpu/distribution/pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "dspark-serve needs Python 3.11 or newer: make setup PYTHON=python3.11" >&2; exit 2; }
-	@$(PIP_INSTALL) --dry-run --report - $$(grep '^torch==' requirements.lock) | $(BIN)/python -c "$$LOOK_FOR_CPU_TORCH" || \
-	  { echo "$$CUDA_TORCH" >&2; exit 2; }
+	@if test ! -x $(BIN)/python; then $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "dspark-serve needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }; \
+	  $(PYTHON) -m venv $(VENV); fi
+	@$(PIP_INSTALL) --dry-run --report $(VENV)/torch.json $$(grep '^torch==' requirements.lock)
+	@$(BIN)/python -c "$$LOOK_FOR_CPU_TORCH" < $(VENV)/torch.json || { echo "$$CUDA_TORCH" >&2; exit 2; }
 	@echo "Installing vLLM's CPU engine and dspark-serve into $(VENV) (about two minutes the first time) ..."
 	@$(PIP_INSTALL) -r requirements.lock
 	@$(PIP_INSTALL) --no-build-isolation ./patches/cpu/distribution

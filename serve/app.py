@@ -35,7 +35,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's scope; uvicorn calls this."""
-        if scope["type"] == "lifespan" or is_own(scope["path"]):
+        if is_own(scope["path"]):
             await self.own(scope, receive, send)
         elif self.inner is not None and self.lifecycle.state is State.READY:
             self.in_flight += 1

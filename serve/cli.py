@@ -16,7 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from serve.errors import ExitCode, InputError
-from serve.listening import ListenError, listen
+from serve.listening import ListenError, listen, url_of
 from serve.preflight.report import Report
 from serve.profile import Profile, Verification, load
 
@@ -27,20 +27,6 @@ profiles_app = typer.Typer(
     invoke_without_command=True, help="List the profiles and which of them this machine can run."
 )
 app.add_typer(profiles_app, name="profiles")
-
-DECIDED_HERE = {
-    "--host": "give --host before the --",
-    "--port": "give --port before the --",
-    "--uds": "the server listens on a TCP port: give --port before the --",
-    "--headless": "run 'vllm serve --headless' for an engine without a server",
-    "--grpc": "the server speaks HTTP: run 'vllm serve --grpc' for gRPC",
-    "--api-server-count": "one process serves: run more replicas for more",
-    "--ssl-keyfile": "end TLS in front of the server",
-    "--ssl-certfile": "end TLS in front of the server",
-    "--root-path": "strip the prefix in front of the server",
-    "--worker-extension-cls": "vLLM has one such slot, and the server asks the workers for their patches through it",
-}
-"""Options of `vllm serve` that are this server's own decision, and what to do instead."""
 
 ProfileName = Annotated[str, typer.Argument(help="A bundled profile's name, or the path of a .yaml file.")]
 Extra = Annotated[list[str] | None, typer.Argument(help="After --: arguments of vllm serve.")]
@@ -76,7 +62,6 @@ def up(
     from serve.preflight import installed_names, run
 
     arguments = extra or []
-    refuse_decided_here(arguments)
     recipe = override(load(profile), sets or [], installed_names())
     # Bind first, so that nobody takes the port meanwhile; preflight names a taken one with whatever else is wrong.
     try:
@@ -162,31 +147,22 @@ def serve_profile(
     access_log: bool,
 ) -> NoReturn:
     """Run the server for a profile on a bound socket, then end the process with its exit code."""
-    from patches import hardware
-    from patches.install import PatchError, survey, switched_off_ids, vllm_release, vllm_root
     from patches.telemetry.counters import DIRECTORY_VARIABLE
     from serve.metrics import Identity
     from serve.server import Settings, make_counter_directory, run
 
-    try:
-        switched_off = switched_off_ids()
-    except PatchError as error:
-        raise InputError(str(error)) from error
-    patches = survey(
-        release=vllm_release(),
-        hardware_name=hardware.detect().name,
-        vllm_root=vllm_root(),
-        switched_off=switched_off,
-    )
+    patches = report.patches
+    if patches.refused:
+        refused = patches.refused[0]
+        raise InputError(f"the patch {refused.patch.id} is refused, and nothing is served without it: {refused.reason}")
     counters = make_counter_directory(os.environ.get(DIRECTORY_VARIABLE))
     os.environ[DIRECTORY_VARIABLE] = str(counters)
-    address, port = sock.getsockname()[:2]
     code = run(
         Settings(
             profile_name=recipe.name,
             command_line=recipe.command_line(verification, arguments),
             sock=sock,
-            url=f"http://{'127.0.0.1' if address in ('0.0.0.0', '::') else address}:{port}",
+            url=url_of(sock),
             identity=Identity(
                 version=metadata.version("dspark-serve"),
                 vllm_version=patches.release,
@@ -221,18 +197,6 @@ def stop_on_errors(report: Report) -> None:
         raise typer.Exit(report.exit_code)
     for line in report.lines():
         logger.info("%s", line)
-
-
-def refuse_decided_here(arguments: list[str]) -> None:
-    """Refuse options after `--` that this server decides itself.
-
-    Raises:
-        InputError: naming the option and what to do instead.
-    """
-    for argument in arguments:
-        option = argument.partition("=")[0].replace("_", "-")
-        if option in DECIDED_HERE:
-            raise InputError(f"{option} cannot be given to vLLM here: {DECIDED_HERE[option]}")
 
 
 def prepare_environment(recipe: Profile) -> None:

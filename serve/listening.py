@@ -1,8 +1,11 @@
-"""The socket the server listens on, bound before anything else so that nobody takes the port meanwhile."""
+"""The socket the server listens on, taken before anything else so that nobody has the port meanwhile."""
 
 from __future__ import annotations
 
 import socket
+
+BACKLOG = 2048
+"""Connections that may wait, as many as uvicorn allows by default."""
 
 
 class ListenError(OSError):
@@ -10,7 +13,7 @@ class ListenError(OSError):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket.
+    """A listening socket; connections wait in its queue until the server takes them.
 
     Args:
         host: A name or an IPv4 or IPv6 address of this machine.
@@ -29,6 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(info[4])
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise ListenError(_problem(host, port, error)) from error
@@ -42,6 +46,14 @@ def port_problem(host: str, port: int) -> str | None:
     except ListenError as error:
         return str(error)
     return None
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where a person on this machine reaches a listening socket."""
+    address, port = sock.getsockname()[:2]
+    if address in ("0.0.0.0", "::"):
+        address = "127.0.0.1"
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def _problem(host: str, port: int, error: Exception) -> str:

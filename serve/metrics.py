@@ -78,17 +78,16 @@ class ServerCollector(Collector):
 class VerificationCollector(Collector):
     """What the workers verified. Absent without speculation: no worker writes counters then."""
 
-    def __init__(self, directory: Path, model_name: Callable[[], str]) -> None:
+    def __init__(self, directory: Path, model_name: Callable[[], str | None]) -> None:
         self._directory = directory
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
         """Counters of every engine, labelled `engine` and `model_name`."""
-        snapshots = list(read_all(self._directory))
-        if not snapshots:
+        snapshots, model = list(read_all(self._directory)), self._model_name()
+        if not snapshots or model is None:  # without a name yet, the series would change under a scraper
             return
         names = ["engine", "model_name"]
-        model = self._model_name()
         proposed = CounterMetricFamily(
             "dspark_proposed_draft_tokens", "Drafts that were really drafted and scheduled.", labels=names
         )

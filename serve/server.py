@@ -12,10 +12,10 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import psutil
@@ -24,7 +24,7 @@ import uvloop
 from prometheus_client import REGISTRY
 
 from serve.app import Gateway, build_own_app
-from serve.engine import Engine, EngineStartError, start_engine
+from serve.engine import Engine, EngineStartError, one_line, start_engine
 from serve.errors import ExitCode, InputError
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
@@ -38,6 +38,8 @@ T = TypeVar("T")
 WATCH_SECONDS = 1.0
 NOTE_EVERY = 5
 """Acceptance totals are noted every so many watch rounds."""
+ENGINE_END_SECONDS = 15
+"""What vLLM gets to end its own processes in, before they are ended for it."""
 CLOSE_SECONDS = 5
 """What connections get to end in, once nothing is under way any more."""
 
@@ -84,23 +86,17 @@ def make_counter_directory(base: str | None) -> Path:
         ) from error
 
 
-class SignalledServer(uvicorn.Server):
-    """uvicorn's server, with our answer to SIGINT and SIGTERM: the first drains, the second forces the exit."""
+class Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: ours are in force from before it starts until after it ends."""
 
-    def __init__(self, config: uvicorn.Config, on_first: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_first = on_first
-        self._asked = False
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the handlers alone."""
+        yield
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called in signal context by the handlers that uvicorn installs."""
-        if self._asked:
-            logger.warning("%s again: stopping now", signal.Signals(sig).name)
-            self.force_exit = self.should_exit = True
-            return
-        self._asked = True
-        logger.info("%s: draining", signal.Signals(sig).name)
-        self._on_first()
+    def stop_now(self) -> None:
+        """Drop what is still open."""
+        self.force_exit = self.should_exit = True
 
 
 class Service:
@@ -118,10 +114,10 @@ class Service:
         )
         self.gateway = Gateway(self.lifecycle, build_own_app(self.lifecycle, metrics, self.status))
         self._drain_asked = asyncio.Event()
+        self._hurry = asyncio.Event()
 
     async def run(self) -> ExitCode:
         """Serve until asked to stop or until the engine is dead; returns the process's exit code."""
-        loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             self.gateway,
             log_level="info" if self.settings.access_log else "warning",
@@ -129,18 +125,14 @@ class Service:
             lifespan="off",
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )
-
-        def ask_to_drain() -> None:
-            loop.call_soon_threadsafe(self._drain_asked.set)
-
-        server = SignalledServer(config, ask_to_drain)
-        background = [
-            asyncio.create_task(self._start(server)),
-            asyncio.create_task(self._watch(server)),
-            asyncio.create_task(self._drain(server)),
-        ]
+        server = Server(config)
+        self._handle_signals(server)
+        background = [asyncio.create_task(part(server)) for part in (self._start, self._watch, self._drain)]
+        for task in background:
+            task.add_done_callback(partial(self._note_fault, server))
         try:
             await server.serve(sockets=[self.settings.sock])
+            self._notice_death(server)
         finally:
             for task in background:
                 task.cancel()
@@ -174,7 +166,28 @@ class Service:
             body["engine"] = effective_configuration(self.engine.config)
         return body
 
-    async def _start(self, server: SignalledServer) -> None:
+    def _handle_signals(self, server: Server) -> None:
+        """The first SIGTERM or SIGINT drains, any further one stops at once; none ends the process by itself."""
+
+        def handle(which: signal.Signals) -> None:
+            if self._drain_asked.is_set():
+                logger.warning("%s again: stopping now", which.name)
+                self._hurry.set()
+                server.stop_now()
+            else:
+                logger.info("%s: draining", which.name)
+                self._drain_asked.set()
+
+        for which in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(which, handle, which)
+
+    def _note_fault(self, server: Server, task: asyncio.Task[None]) -> None:
+        """A part of the service that ended by a fault of its own takes the server with it, seen."""
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            logger.error("a part of the server failed", exc_info=fault)
+            self._give_up(server, f"the server failed: {one_line(fault)}", ExitCode.START_FAILED)
+
+    async def _start(self, server: Server) -> None:
         try:
             engine = await self._in_thread(lambda: start_engine(self.settings.command_line, self.lifecycle.begin))
             self.engine = engine
@@ -183,30 +196,32 @@ class Service:
             self._give_up(server, str(error), ExitCode.BAD_INPUT)
         except EngineStartError as error:
             self._give_up(server, f"the engine did not start: {error}", ExitCode.START_FAILED)
-        except Exception as error:
-            logger.exception("unexpected failure while starting")
-            self._give_up(server, f"the server did not start: {error}", ExitCode.START_FAILED)
         else:
             self.gateway.inner = engine.app
             self.lifecycle.ready()
             if self.lifecycle.state is State.READY:
                 self._announce(engine)
 
-    async def _watch(self, server: SignalledServer) -> None:
+    async def _watch(self, server: Server) -> None:
         """Notice a dead engine, and note acceptance totals."""
         rounds = 0
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if self.engine is not None and self.lifecycle.state in (State.READY, State.DRAINING):
-                death = self.engine.death
-                if death is not None:
-                    self._give_up(server, f"the engine died: {death}", ExitCode.ENGINE_DIED)
+            self._notice_death(server)
             if rounds % NOTE_EVERY == 0:
                 now = asyncio.get_running_loop().time()
                 self.recent.note(totals(self.settings.counter_directory, now))
             rounds += 1
 
-    async def _drain(self, server: SignalledServer) -> None:
+    def _notice_death(self, server: Server) -> None:
+        """Fail where the engine is dead. vLLM's own handlers may end the server first, so `run` asks once more."""
+        if self.engine is None or (death := self.engine.death) is None:
+            return
+        starting = self.lifecycle.state is State.STARTING
+        code = ExitCode.START_FAILED if starting else ExitCode.ENGINE_DIED
+        self._give_up(server, f"the engine died{' while it was started' if starting else ''}: {death}", code)
+
+    async def _drain(self, server: Server) -> None:
         """Once asked: take no new requests, let those under way finish in time, then end the server."""
         await self._drain_asked.wait()
         self.lifecycle.drain()
@@ -217,25 +232,26 @@ class Service:
             logger.warning("%d requests were not done in time", self.gateway.in_flight)
         server.should_exit = True
 
-    def _give_up(self, server: SignalledServer, reason: str, exit_code: ExitCode) -> None:
+    def _give_up(self, server: Server, reason: str, exit_code: ExitCode) -> None:
         self.lifecycle.fail(reason, exit_code)
         server.should_exit = True
 
     async def _end_engine(self) -> None:
         """End the engine's processes, whatever state they are in."""
-        if self.engine is not None:
-            with contextlib.suppress(Exception):
-                await self.engine.close()
-            with contextlib.suppress(Exception):
-                await self._in_thread(self.engine.shutdown)
-        children = psutil.Process().children(recursive=True)
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.terminate()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, children, 3)
-        for child in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+        if self.engine is not None and not self._hurry.is_set():
+            for part in (self.engine.close(), self._in_thread(self.engine.shutdown)):
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(part, ENGINE_END_SECONDS)
+        # Whatever is left: a start that was cut short may still be launching processes.
+        while children := psutil.Process().children(recursive=True):
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.terminate()
+            _, alive = await asyncio.to_thread(psutil.wait_procs, children, 0 if self._hurry.is_set() else 3)
+            for child in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            await asyncio.to_thread(psutil.wait_procs, alive, 3)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a daemon thread: unlike an executor's, it cannot hold up the end of the process."""
@@ -268,8 +284,8 @@ class Service:
         with contextlib.suppress(OSError):
             self.settings.counter_directory.rmdir()
 
-    def _model_name(self) -> str:
-        return self.engine.model_names[0] if self.engine is not None else ""
+    def _model_name(self) -> str | None:
+        return None if self.engine is None else self.engine.model_names[0]
 
     def _announce(self, engine: Engine) -> None:
         model, url = engine.model_names[0], self.settings.url

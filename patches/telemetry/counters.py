@@ -127,17 +127,18 @@ def read(path: Path) -> Snapshot:
     named = _NAME.fullmatch(path.name)
     if named is None:
         raise CountersError(f"{path.name} is not named like a counter file")
-    with path.open("rb") as file:
+    file = os.open(path, os.O_RDONLY)
+    try:
         for _ in range(_READ_ATTEMPTS):
-            file.seek(0)
-            content = file.read(_BYTES)
+            content = os.pread(file, _BYTES, 0)
             words = np.frombuffer(content, dtype=np.int64) if len(content) == _BYTES else None
             if words is None or words[_MAGIC_AT] != _MAGIC:
                 raise CountersError(f"{path.name} is not a counter file of this version")
-            file.seek(_SEQUENCE_AT * 8)
-            after = int.from_bytes(file.read(8), "little")
+            after = int.from_bytes(os.pread(file, 8, _SEQUENCE_AT * 8), "little")
             if words[_SEQUENCE_AT] == after and after % 2 == 0:
                 return _snapshot(int(named[1]), words)
+    finally:
+        os.close(file)
     raise CountersError(f"{path.name} is held in the middle of a step")
 
 

@@ -66,6 +66,8 @@ def _open_writer(runner: Any) -> CounterWriter | None:
     if directory is None or runner.speculator is None or get_tp_group().rank_in_group != 0:
         return None
     engine = runner.vllm_config.parallel_config.data_parallel_index
+    if engine == 0:
+        trace.start()
     try:
         return CounterWriter(Path(directory), engine, runner.num_speculative_steps)
     except (OSError, ValueError) as error:
@@ -151,7 +153,7 @@ def _count_outputs(outputs_module: ModuleType) -> None:
             try:
                 _count(step, output)
             except Exception:
-                logger.exception("dspark telemetry lost a step")
+                logger.exception("dspark telemetry lost a step; its counters stay behind by it")
         return result
 
     wrapt.wrap_function_wrapper(outputs_module, "AsyncOutput.get_output", get_output)

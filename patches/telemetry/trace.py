@@ -1,25 +1,41 @@
 """A trace of every decision, one JSON object a line, for checking and for debugging.
 
 `DSPARK_TRACE_FILE` names the file. A trace copies confidences and admitted counts to the host in every step, which
-waits for the device: it is not for production. Only tensor-parallel rank 0 of engine 0 should write one; two writers
-would mix their lines.
+waits for the device: it is not for production. Tensor-parallel rank 0 of engine 0 writes it, nobody else. A fault in
+writing ends the trace, never the engine.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from typing import IO, Any
 
 FILE_VARIABLE = "DSPARK_TRACE_FILE"
 
+logger = logging.getLogger("vllm.dspark")
+
 _file: IO[str] | None = None
 
 
+def start() -> None:
+    """Begin the trace in this process, if one was asked for."""
+    global _file
+    path = os.environ.get(FILE_VARIABLE)
+    if path is None or _file is not None:
+        return
+    try:
+        # Open for as long as the process lives.
+        _file = open(path, "a", buffering=1)  # noqa: SIM115
+    except OSError as error:
+        logger.error("dspark trace is off: %s", error)
+
+
 def enabled() -> bool:
-    """Whether a trace was asked for."""
-    return FILE_VARIABLE in os.environ
+    """Whether this process writes a trace."""
+    return _file is not None
 
 
 def record_ranking(
@@ -68,7 +84,9 @@ def record_verification(
 
 def _write(**record: object) -> None:
     global _file
-    if _file is None:
-        # Open for as long as the process lives.
-        _file = open(os.environ[FILE_VARIABLE], "a", buffering=1)  # noqa: SIM115
-    _file.write(json.dumps(record) + "\n")
+    try:
+        if _file is not None:
+            _file.write(json.dumps(record) + "\n")
+    except OSError as error:
+        logger.error("dspark trace is off: %s", error)
+        _file = None

@@ -86,6 +86,7 @@ def judge(
         vllm=facts.release,
         seconds=time.monotonic() - begun,
         results=results,
+        patches=facts.patches,
     )
 
 

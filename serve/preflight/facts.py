@@ -10,6 +10,7 @@ from pathlib import Path
 from patches import install
 from patches.install import Installed
 from serve.arguments import ArgumentNames
+from serve.errors import InputError
 from serve.listening import port_problem
 from serve.preflight.checkpoint import Checkpoint, read_checkpoints
 from serve.preflight.machine import Machine, survey_machine
@@ -68,6 +69,9 @@ def gather(plan: Plan, *, names: ArgumentNames | None, address: tuple[str, int] 
         plan: What would be started.
         names: The release's argument names, as the plan was read with.
         address: Host and port that the server would listen on; None where it is not asked for.
+
+    Raises:
+        InputError: `DSPARK_PATCHES_OFF` names no patch.
     """
     machine = survey_machine(plan.environment)
     root = install.vllm_root()
@@ -80,12 +84,7 @@ def gather(plan: Plan, *, names: ArgumentNames | None, address: tuple[str, int] 
     return Facts(
         machine=machine,
         release=release,
-        patches=install.survey(
-            release=release,
-            hardware_name=machine.hardware.name,
-            vllm_root=root,
-            switched_off=install.switched_off_ids(),
-        ),
+        patches=_survey(release, machine, root),
         plugin_installed=_plugin_installed(),
         names=names,
         upstream=None if root is None else _ask(root, machine, target, plan),
@@ -93,6 +92,16 @@ def gather(plan: Plan, *, names: ArgumentNames | None, address: tuple[str, int] 
         draft=checkpoints[wanted[-1]] if plan.speculation else None,
         hub_token=_hub_token(plan.environment),
         port=None if address is None else port_problem(*address),
+    )
+
+
+def _survey(release: str, machine: Machine, root: Path | None) -> Installed:
+    try:
+        switched_off = install.switched_off_ids()
+    except install.PatchError as error:
+        raise InputError(str(error)) from error
+    return install.survey(
+        release=release, hardware_name=machine.hardware.name, vllm_root=root, switched_off=switched_off
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from patches.install import Installed
 from serve.errors import ExitCode
 from serve.preflight.check import Check, Finding, Problem, Severity, Unknown
 
@@ -66,6 +67,7 @@ class Report:
     vllm: str
     seconds: float
     results: tuple[Result, ...]
+    patches: Installed
 
     @property
     def errors(self) -> tuple[Result, ...]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,20 +54,21 @@ class Server:
 
     def wait_until_listening(self) -> None:
         """Return once the port answers at all."""
-        self._wait(lambda: self.client.get("/livez").status_code == 200)
+        self.wait_until(lambda: self.client.get("/livez").status_code == 200)
 
     def wait_until_ready(self) -> None:
         """Return once the model answers."""
-        self._wait(lambda: self.client.get("/readyz").status_code == 200)
+        self.wait_until(lambda: self.client.get("/readyz").status_code == 200)
 
-    def _wait(self, reached: Any) -> None:
+    def wait_until(self, reached: Callable[[], bool]) -> None:
+        """Return once something is so; fails the test if the server ends first or takes too long."""
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):
                 if reached():
                     return
             assert self.process.poll() is None, f"the server ended:\n{self.log.read_text()[-4000:]}"
-            time.sleep(0.05)
+            time.sleep(0.02)
         raise AssertionError(f"not reached in {READY_SECONDS} s:\n{self.log.read_text()[-4000:]}")
 
     def complete(self, prompt: str | list[int], **fields: Any) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.e2e.running import MODEL, serving
+from tests.e2e.running import MODEL, Server, serving
 
 
 def test_every_state_is_visible_from_the_first_second(tmp_path: Path) -> None:
@@ -33,6 +34,7 @@ def test_every_state_is_visible_from_the_first_second(tmp_path: Path) -> None:
             assert status["profile"] == MODEL
             if status["state"] == "starting":  # it may just have become ready
                 assert 'dspark_state{state="starting"} 1.0' in metrics.text
+            assert 'model_name=""' not in metrics.text
         assert phases == sorted(phases, key=PHASES.index)
         assert len(phases) >= 3
 
@@ -87,8 +89,7 @@ def test_what_vllm_refuses_is_one_line_and_exit_code_2(tmp_path: Path, vllm: tup
 def test_sigterm_while_loading_stops_at_once(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.wait_until_listening()
-        while server.client.get("/readyz").json()["phase"] != PHASES[2]:
-            pass
+        server.wait_until(lambda: server.client.get("/readyz").json()["phase"] == PHASES[2])
         family = server.descendants()
         assert server.terminate(30) == 0
         assert [process for process in family if process.is_running() and process.status() != "zombie"] == []
@@ -100,14 +101,12 @@ def test_requests_under_way_are_finished_before_the_end(tmp_path: Path, stop: si
     with serving(tmp_path) as server, ThreadPoolExecutor(1) as pool:
         server.wait_until_ready()
         under_way = pool.submit(server.complete, "def f(x):", max_tokens=200, ignore_eos=True)
-        while server.client.get("/dspark/status").json()["requests_under_way"] == 0:
-            pass
+        server.wait_until(lambda: server.client.get("/dspark/status").json()["requests_under_way"] > 0)
         if stop is signal.SIGINT:
             os.killpg(server.process.pid, stop)
         else:
             server.process.send_signal(stop)
-        while server.client.get("/readyz").json()["state"] != "draining":
-            pass
+        server.wait_until(lambda: server.client.get("/readyz").json()["state"] == "draining")
         refused = server.client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
         assert refused.status_code == 503
         assert refused.headers["connection"] == "close"
@@ -116,10 +115,48 @@ def test_requests_under_way_are_finished_before_the_end(tmp_path: Path, stop: si
         assert server.process.wait(60) == 0
 
 
+def engine_core(server: Server) -> psutil.Process | None:
+    return next((p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name()), None)
+
+
+def kill(process: psutil.Process | None) -> None:
+    assert process is not None
+    process.kill()
+
+
 def test_a_dead_engine_ends_the_process_with_its_own_exit_code(tmp_path: Path) -> None:
-    with serving(tmp_path, verification="off") as server:
+    """With a request under way, which is told; vLLM's own handler then ends the HTTP server before the watch does."""
+    with serving(tmp_path, verification="off") as server, ThreadPoolExecutor(1) as pool:
         server.wait_until_ready()
-        core = next(p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name())
-        core.send_signal(signal.SIGKILL)
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 900, "ignore_eos": True}
+        under_way = pool.submit(server.client.post, "/v1/completions", json=body)
+        server.wait_until(lambda: server.client.get("/dspark/status").json()["requests_under_way"] > 0)
+        kill(engine_core(server))
+        answer = under_way.result()
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"]
         assert server.process.wait(60) == 3
         assert "the engine died" in server.log.read_text().splitlines()[-1]
+
+
+def test_an_engine_that_dies_while_it_is_started_is_noticed(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.wait_until(lambda: engine_core(server) is not None)
+        kill(engine_core(server))
+        assert server.process.wait(120) == 1
+        assert "[dspark-serve] exit code 1" in server.log.read_text().splitlines()[-1]
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        server.wait_until_ready()
+        family = server.descendants()
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 900, "ignore_eos": True}
+        under_way = pool.submit(server.client.post, "/v1/completions", json=body)
+        server.wait_until(lambda: server.client.get("/dspark/status").json()["requests_under_way"] > 0)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_until(lambda: server.client.get("/readyz").json()["state"] == "draining")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        assert under_way.exception() is not None or under_way.result().status_code >= 500
+        assert [process for process in family if process.is_running() and process.status() != "zombie"] == []

@@ -86,8 +86,7 @@ def test_padding_is_counted_nowhere(server: Server) -> None:
     before = counts(server)
     with ThreadPoolExecutor(12) as pool:
         long = [pool.submit(server.complete, prompt, max_tokens=96) for prompt in python_prompts()[:4]]
-        while len(server.decisions("ranking")) < rankings_before + 3:
-            pass
+        server.wait_until(lambda: len(server.decisions("ranking")) >= rankings_before + 3)
         short = [pool.submit(server.complete, [40 + i], max_tokens=8) for i in range(8)]
         for future in long + short:
             future.result()

@@ -120,10 +120,26 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 
 def test_a_server_option_after_the_dashes_names_where_it_goes() -> None:
-    assert "--port cannot be given to vLLM here: give --port before the --" in complaint(
+    assert "--port cannot be given to vLLM here; give --port before the --" in complaint(
         "up", "tiny-cpu", "--", "--port", "9"
     )
     assert "--api-server-count" in complaint("up", "tiny-cpu", "--", "--api_server_count=2")
+
+
+def test_a_server_option_is_refused_wherever_it_is_given() -> None:
+    assert "--api-server-count" in complaint("up", "tiny-cpu", "--set", "api_server_count=3")
+    assert "--ssl-keyfile" in complaint("up", "tiny-cpu", "--", "--ssl-keyfile", "/x")
+
+
+def test_an_unknown_patch_to_switch_off_is_named() -> None:
+    assert "'nope'" in complaint("up", "tiny-cpu", DSPARK_PATCHES_OFF="nope")
+    assert "'nope'" in complaint("preflight", "tiny-cpu", DSPARK_PATCHES_OFF="nope")
+
+
+def test_a_patch_that_may_not_be_switched_off_stops_the_start() -> None:
+    switched_off = {"DSPARK_PATCHES_OFF": "adaptive-manager"}
+    assert "adaptive-manager" in complaint("up", "tiny-cpu", **switched_off)
+    assert "adaptive-manager" in complaint("up", "tiny-cpu", "--skip", "patches", **switched_off)
 
 
 def test_development_mode_is_refused() -> None:

@@ -53,6 +53,12 @@ def test_two_engines_are_two_series_that_sum_right(tmp_path: Path) -> None:
 LES = ("1.0", "2.0", "3.0", "4.0", "+Inf")
 
 
+def test_without_the_models_name_the_series_are_absent(tmp_path: Path) -> None:
+    CounterWriter(tmp_path, 0, 3)
+    assert scrape(VerificationCollector(tmp_path, lambda: None)) == {}
+    assert scrape(VerificationCollector(tmp_path, lambda: "tiny")) != {}
+
+
 def test_without_speculation_the_series_are_absent(tmp_path: Path) -> None:
     assert scrape(VerificationCollector(tmp_path, lambda: "tiny")) == {}
 

@@ -14,6 +14,30 @@ from serve.preflight.source import Answer
 from serve.preflight.upstream import LayerAnswer
 
 _SERVER_WORDS = {"headless", "api_server_count", "model_tag", "grpc"}
+
+_TLS = "end TLS in front of the server"
+_LOGGING = "choose with --access-log"
+DECIDED_HERE = {
+    "host": "give --host before the --",
+    "port": "give --port before the --",
+    "uds": "the server listens on a TCP port: give --port before the --",
+    "headless": "run 'vllm serve --headless' for an engine without a server",
+    "grpc": "the server speaks HTTP: run 'vllm serve --grpc' for gRPC",
+    "api_server_count": "one process serves: run more replicas for more",
+    "root_path": "strip the prefix in front of the server",
+    "ssl_keyfile": _TLS,
+    "ssl_certfile": _TLS,
+    "ssl_ca_certs": _TLS,
+    "ssl_cert_reqs": _TLS,
+    "ssl_ciphers": _TLS,
+    "enable_ssl_refresh": _TLS,
+    "uvicorn_log_level": _LOGGING,
+    "disable_uvicorn_access_log": _LOGGING,
+    "disable_access_log_for_endpoints": _LOGGING,
+    "h11_max_incomplete_event_size": "leave it out: requests are parsed by httptools",
+    "h11_max_header_count": "leave it out: requests are parsed by httptools",
+}
+"""Arguments of vLLM's own server that this server decides itself, and what to do instead."""
 """Options of `vllm serve` that stand in none of its argument classes."""
 
 
@@ -53,6 +77,14 @@ def _development_mode(_: Facts, plan: Plan) -> Finding:
 def _worker_extension(_: Facts, plan: Plan) -> Finding:
     extension = plan.arguments.get("worker_extension_cls")
     return Problem(f"--worker-extension-cls {extension} takes the one place there is, and ours") if extension else None
+
+
+def _server_options(_: Facts, plan: Plan) -> Finding:
+    given = [name for name in DECIDED_HERE if name in plan.arguments]
+    if not given:
+        return None
+    named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    return Problem(f"{named} cannot be given to vLLM here", "; ".join(dict.fromkeys(DECIDED_HERE[n] for n in given)))
 
 
 def _arguments(facts: Facts, plan: Plan) -> Finding:
@@ -183,6 +215,13 @@ CHECKS = (
         "worker_extension_cls",
         "leave --worker-extension-cls out",
         _worker_extension,
+    ),
+    Check(
+        "server-options",
+        "No option of vLLM's own server is given that this server decides",
+        "the arguments of profile, --set and command line",
+        "give it to dspark-serve, or leave it out",
+        _server_options,
     ),
     Check(
         "arguments",

@@ -113,6 +113,7 @@ CASES = [
     Case("plugin", ("'other'", "without our patches"), environment={"VLLM_PLUGINS": "other"}),
     Case("plugin", ("entry point",), facts=other(plugin_installed=False)),
     Case("development-mode", ("VLLM_SERVER_DEV_MODE",), environment={"VLLM_SERVER_DEV_MODE": "1"}),
+    Case("server-options", ("--port", "before the --"), extra=["--port", "9"]),
     Case("worker-extension", ("mine.Extension",), extra=["--worker-extension-cls", "mine.Extension"]),
     Case("arguments", ("--max-nums-seqs", "did you mean --max-num-seqs"), extra=["--max-nums-seqs", "4"]),
     Case(
