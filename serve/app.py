@@ -36,7 +36,8 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's scope; uvicorn calls this."""
         if is_own(scope["path"]):
-            await self.own(scope, receive, send)
+            # Load balancers ask with HEAD; uvicorn leaves the body out by itself.
+            await self.own({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
         elif self.inner is not None and self.lifecycle.state is State.READY:
             self.in_flight += 1
             try:
@@ -106,7 +107,9 @@ def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], 
         redirect_slashes=False,
     )
 
-    @app.get("/livez", summary="Whether to leave the process alone: 200 until the engine is dead")
+    @app.api_route(
+        "/livez", methods=PROBE_METHODS, summary="Whether to leave the process alone: 200 until the engine is dead"
+    )
     async def livez() -> JSONResponse:
         return JSONResponse(_state(lifecycle), 503 if lifecycle.state is State.FAILED else 200)
 
@@ -121,7 +124,9 @@ def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], 
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(metrics), headers={"Content-Type": content_type})
 
-    @app.get("/dspark/status", summary="State, effective configuration, patches and recent acceptance")
+    @app.api_route(
+        "/dspark/status", methods=PROBE_METHODS, summary="State, effective configuration, patches and recent acceptance"
+    )
     async def dspark_status() -> dict[str, Any]:
         return {**_state(lifecycle), **status()}
 

@@ -169,6 +169,9 @@ def load(name: str) -> Profile:
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     try:
+        # A pipe or a device would be read without end.
+        if path.exists() and not path.is_file():
+            raise InputError(f"profile {path} is not a regular file: give the path of a .yaml file")
         text = path.read_text()
     except UnicodeDecodeError as error:
         raise InputError(f"profile {path} is not text in UTF-8") from error

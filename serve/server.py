@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import shlex
 import signal
 import socket
 import tempfile
@@ -289,10 +291,11 @@ class Service:
 
     def _announce(self, engine: Engine) -> None:
         model, url = engine.model_names[0], self.settings.url
+        body = json.dumps({"model": model, "prompt": "def fibonacci(n):", "max_tokens": 64}, ensure_ascii=False)
         print(
             f"\ndspark-serve is ready: {model} at {url} ({self.settings.identity.verification.value} verification)\n\n"
             f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
-            f'    -d \'{{"model": "{model}", "prompt": "def fibonacci(n):", "max_tokens": 64}}\'\n\n'
+            f"    -d {shlex.quote(body)}\n\n"
             f"  metrics {url}/metrics   status {url}/dspark/status\n",
             flush=True,
         )

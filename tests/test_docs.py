@@ -53,6 +53,10 @@ def test_the_make_targets_it_names_exist() -> None:
         assert re.search(rf"^{target}:", makefiles, re.MULTILINE), target
 
 
+def test_no_placeholder_is_left() -> None:
+    assert re.findall(r"^[A-Z_]{4,}$", README, re.MULTILINE) == []
+
+
 def test_the_readme_leads_with_the_two_commands() -> None:
     blocks = re.findall(r"```console\n\$ (make \w+)", README)
     assert blocks[:2] == ["make serve", "make test"]

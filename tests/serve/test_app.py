@@ -86,6 +86,12 @@ def test_what_each_state_answers(life: Any, livez: int, readyz: int, model: int)
     assert ask(life(), "/dspark/status").json()["profile"] == "tiny-cpu"
 
 
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/dspark/status"])
+def test_a_load_balancer_may_ask_with_head(path: str) -> None:
+    assert ask(ready(), path, "HEAD").status_code == ask(ready(), path).status_code == 200
+    assert ask(ready(), path, "PUT").status_code == 405
+
+
 def test_while_starting_a_client_is_told_when_to_come_back() -> None:
     response = ask(starting(), "/v1/chat/completions", "POST", json={})
     assert response.headers["retry-after"] == "5"

@@ -34,6 +34,14 @@ def test_a_missing_profile_file_is_named() -> None:
     assert "/nowhere/mine.yaml" in complaint("up", "/nowhere/mine.yaml")
 
 
+def test_a_profile_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "device.yaml").symlink_to("/dev/zero")
+    (tmp_path / "folder.yaml").mkdir()
+    for name in ("pipe", "device", "folder"):
+        assert f"{name}.yaml is not a regular file" in complaint("up", str(tmp_path / f"{name}.yaml"))
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
