@@ -107,9 +107,7 @@ def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], 
         redirect_slashes=False,
     )
 
-    @app.api_route(
-        "/livez", methods=PROBE_METHODS, summary="Whether to leave the process alone: 200 until the engine is dead"
-    )
+    @app.get("/livez", summary="Whether to leave the process alone: 200 until the engine is dead")
     async def livez() -> JSONResponse:
         return JSONResponse(_state(lifecycle), 503 if lifecycle.state is State.FAILED else 200)
 
@@ -124,9 +122,7 @@ def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], 
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(metrics), headers={"Content-Type": content_type})
 
-    @app.api_route(
-        "/dspark/status", methods=PROBE_METHODS, summary="State, effective configuration, patches and recent acceptance"
-    )
+    @app.get("/dspark/status", summary="State, effective configuration, patches and recent acceptance")
     async def dspark_status() -> dict[str, Any]:
         return {**_state(lifecycle), **status()}
 
