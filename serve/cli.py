@@ -165,9 +165,6 @@ def serve_profile(
             url=url_of(sock),
             identity=Identity(
                 version=metadata.version("dspark-serve"),
-                vllm_version=patches.release,
-                hardware=patches.hardware,
-                patchset=patches.digest,
                 verification=verification,
                 patches=patches,
             ),

@@ -34,9 +34,6 @@ class Identity:
     """What this server is, for the info metrics and the status."""
 
     version: str
-    vllm_version: str
-    hardware: str
-    patchset: str
     verification: Verification
     patches: Installed
 
@@ -64,9 +61,9 @@ class ServerCollector(Collector):
             "What this server was built from.",
             value={
                 "version": identity.version,
-                "vllm_version": identity.vllm_version,
-                "hardware": identity.hardware,
-                "patchset": identity.patchset,
+                "vllm_version": identity.patches.release,
+                "hardware": identity.patches.hardware,
+                "patchset": identity.patches.digest,
             },
         )
         patches = InfoMetricFamily("dspark_patch", "What became of each patch.", labels=["id", "status"])

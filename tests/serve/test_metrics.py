@@ -26,7 +26,7 @@ def scrape(*sources: object) -> dict[str, float]:
 
 def identity(verification: Verification) -> Identity:
     patches = survey(release="0.32.0", hardware_name="cpu", vllm_root=None)
-    return Identity("1.2.3", "0.32.0", "cpu", patches.digest, verification, patches)
+    return Identity("1.2.3", verification, patches)
 
 
 def test_two_engines_are_two_series_that_sum_right(tmp_path: Path) -> None:
