@@ -96,6 +96,14 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         )
         return int(other_tokens.sum()) + budget
 
+    def live_confidences(self, slots: Any) -> Any:
+        """[requests, steps] a copy of what the ranking goes by, on the device.
+
+        Args:
+            slots: [requests] the slots of the batch, on the device.
+        """
+        return self._confidence_probs.index_select(0, slots)
+
     def reallocate_drafts(self, req_ids: list[str], idx_mapping: Any) -> Any:
         """Upstream's ranking on the device; traced when a trace was asked for."""
         result = super().reallocate_drafts(req_ids, idx_mapping)
