@@ -22,6 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from patches.calibration.mode import CalibrationMode
 from patches.install import Installed
 from patches.telemetry.counters import SECONDS_BOUNDS, Snapshot, read_all
 from patches.telemetry.tally import BINS
@@ -37,6 +38,7 @@ class Identity:
 
     version: str
     verification: Verification
+    calibration: CalibrationMode
     patches: Installed
 
 
@@ -91,6 +93,7 @@ class VerificationCollector(Collector):
         yield from _lengths(labelled)
         yield from _predictions([(labels, s) for labels, s in labelled if s.expected is not None])
         yield from _times(labelled)
+        yield from _temperatures([(labels, s) for labels, s in labelled if s.temperatures is not None])
 
 
 Labelled = Sequence[tuple[list[str], Snapshot]]
@@ -184,11 +187,23 @@ def _times(snapshots: Labelled) -> Iterator[Metric]:
     yield family
 
 
+def _temperatures(snapshots: Labelled) -> Iterator[Metric]:
+    family = GaugeMetricFamily(
+        "dspark_calibration_temperature",
+        "Fitted temperature of the confidences; above 1 where they are too sure of themselves.",
+        labels=(*_LABELS, "position"),
+    )
+    for labels, snapshot in snapshots:
+        _add_each(family, labels, snapshot.temperatures or ())
+    if snapshots:
+        yield family
+
+
 BIN_NAMES = tuple(f"{i / BINS:.1f}-{(i + 1) / BINS:.1f}" for i in range(BINS))
 """Values of the label `bin`: the interval of confidence, its upper end not included except in the last."""
 
 
-def _add_each(family: CounterMetricFamily, labels: list[str], by_position: Sequence[float]) -> None:
+def _add_each(family: CounterMetricFamily | GaugeMetricFamily, labels: list[str], by_position: Sequence[float]) -> None:
     for position, value in enumerate(by_position):
         family.add_metric([*labels, str(position)], value)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import wrapt
 
+from patches.calibration.mode import CalibrationMode, chosen_mode
 from patches.install import Hook
 from patches.telemetry import trace
 from patches.telemetry.counters import DIRECTORY_VARIABLE, CounterWriter
@@ -51,12 +52,14 @@ def _open_recorder(runner: Any) -> StepRecorder | None:
     engine = runner.vllm_config.parallel_config.data_parallel_index
     if engine == 0:
         trace.start()
+    adaptive = getattr(runner.speculator, "enable_adaptive_verification", False)
     try:
         writer = CounterWriter(
             Path(directory),
             engine,
             runner.num_speculative_steps,
-            predicts=getattr(runner.speculator, "enable_adaptive_verification", False),
+            predicts=adaptive,
+            calibrates=adaptive and chosen_mode() is not CalibrationMode.OFF,
         )
     except (OSError, ValueError) as error:
         logger.error("dspark telemetry is off: no counters in %s: %s", directory, error)

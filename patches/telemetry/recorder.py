@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 
 from patches.admission import eligible_drafts
+from patches.calibration.stage import Calibration
 from patches.telemetry import trace
 from patches.telemetry.counters import CounterWriter
 from patches.telemetry.tally import count_step
@@ -41,6 +43,8 @@ class Step:
         proposed: [rows] drafts really drafted.
         budget: Drafts to verify, of all rows.
         live_confidences: [requests, K] what the ranking goes by, on the device; None where nothing predicts.
+        calibration: The stage that learns from the step, if there is one.
+        temperatures: [K] what it has divided the confidences' log-odds by; None without one.
         times: The step's marks, where it is timed.
         confidences: The same on the host, once the output's event has passed.
         rejected: [requests] drafts verified and refused, likewise; None where `plan` tells what was verified.
@@ -50,16 +54,16 @@ class Step:
     rows: NDArray[np.intp]
     proposed: NDArray[np.int32]
     budget: int
-    live_confidences: torch.Tensor | None
+    live_confidences: torch.Tensor | None = None
+    calibration: Calibration | None = None
+    temperatures: NDArray[np.float64] | None = None
     times: StepTimes | None = None
     confidences: NDArray[np.float32] | None = None
     rejected: NDArray[np.int32] | None = None
 
 
-def step_plan(*, adaptive: bool, proposed: int, budget: int) -> str:
-    """The `plan` label of a step."""
-    if not adaptive:
-        return "fixed"
+def step_plan(*, proposed: int, budget: int) -> str:
+    """The `plan` label of an adaptive step."""
     if budget == proposed:
         return "full"
     return "trimmed" if budget else "none"
@@ -73,6 +77,7 @@ class StepRecorder:
         self._writer: CounterWriter | None = writer
         self._pending: Step | None = None
         self._timed: StepTimes | None = None
+        self._reported: NDArray[np.float64] | None = None
 
     def prepared(self, runner: Any, scheduler_output: Any, batch: Any) -> None:
         """Note the step that `runner` has just prepared, if drafts are verified in it."""
@@ -119,6 +124,9 @@ class StepRecorder:
                 )
             )
             self._count_times(step.times)
+            if step.calibration is not None and confidences is not None and step.temperatures is not None:
+                step.calibration.observe(confidences, step.temperatures, verified, accepted, time.monotonic())
+                self._report(step.calibration.temperatures)
             if trace.enabled():
                 request_ids = output.model_runner_output.req_ids
                 trace.record_verification(
@@ -137,6 +145,11 @@ class StepRecorder:
         seconds = before.seconds() if before is not None else None
         if before is not None and seconds is not None and self._writer is not None:
             self._writer.add_times(seconds, before.predicted_seconds)
+
+    def _report(self, temperatures: NDArray[np.float64]) -> None:
+        if temperatures is not self._reported and self._writer is not None:
+            self._reported = temperatures
+            self._writer.set_temperatures(temperatures)
 
     @contextlib.contextmanager
     def _ending_on_fault(self) -> Iterator[None]:
@@ -163,13 +176,17 @@ def _describe(runner: Any, scheduler_output: Any, batch: Any) -> Step | None:
         return None
     rows = np.flatnonzero(eligible)
     manager = runner.adaptive_verification
-    budget = proposed if manager is None else manager.plan.budget
+    if manager is None:
+        return Step(plan="fixed", rows=rows, proposed=eligible[rows], budget=proposed)
+    budget, calibration = manager.plan.budget, manager.calibration
     return Step(
-        plan=step_plan(adaptive=manager is not None, proposed=proposed, budget=budget),
+        plan=step_plan(proposed=proposed, budget=budget),
         rows=rows,
         proposed=eligible[rows],
         budget=budget,
-        live_confidences=None if manager is None else manager.live_confidences(batch.idx_mapping),
+        live_confidences=manager.live_confidences(batch.idx_mapping),
+        calibration=calibration,
+        temperatures=None if calibration is None else calibration.applied,
     )
 
 

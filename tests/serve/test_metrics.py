@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from patches.calibration.mode import CalibrationMode
 from patches.install import survey
 from patches.telemetry.counters import CounterWriter
 from patches.telemetry.tally import StepCounts, count_step
@@ -27,7 +28,7 @@ def scrape(*sources: object) -> dict[str, float]:
 
 def identity(verification: Verification) -> Identity:
     patches = survey(release="0.32.0", hardware_name="cpu", vllm_root=None)
-    return Identity("1.2.3", verification, patches)
+    return Identity("1.2.3", verification, CalibrationMode.SHADOW, patches)
 
 
 LES = ("1.0", "2.0", "3.0", "4.0", "+Inf")
@@ -87,7 +88,19 @@ def test_where_nothing_predicts_the_series_are_absent(tmp_path: Path) -> None:
     CounterWriter(tmp_path, 0, 3).add_step(step("fixed", (3, 3, 1)))
     names = {sample.partition("{")[0] for sample in scrape(VerificationCollector(tmp_path, lambda: "tiny"))}
     assert "dspark_verified_draft_tokens_total" in names
-    assert not {name for name in names if "expected" in name or "confidence" in name or "predicted" in name}
+    told = ("expected", "confidence", "predicted", "calibration")
+    assert not [name for name in names if any(word in name for word in told)]
+
+
+def test_temperatures_are_told_where_they_are_fitted(tmp_path: Path) -> None:
+    CounterWriter(tmp_path, 0, 2, predicts=True, calibrates=True).set_temperatures(np.array([1.5, 0.5]))
+    CounterWriter(tmp_path, 1, 2, predicts=True)
+    samples = scrape(VerificationCollector(tmp_path, lambda: "tiny"))
+    temperatures = {name: value for name, value in samples.items() if name.startswith("dspark_calibration")}
+    assert temperatures == {
+        "dspark_calibration_temperature{engine=0,model_name=tiny,position=0}": 1.5,
+        "dspark_calibration_temperature{engine=0,model_name=tiny,position=1}": 0.5,
+    }
 
 
 def test_without_the_models_name_the_series_are_absent(tmp_path: Path) -> None:
