@@ -63,6 +63,7 @@ def run(*words: str, values: object = None) -> str:
         capture_output=True,
         text=True,
         timeout=60,
+        check=False,
     )
     if done.returncode:
         raise HelmError(done.stderr)

@@ -9,7 +9,7 @@
 {{- if .Values.image.digest -}}
 {{- printf "%s@%s" $repository .Values.image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $repository (.Values.image.tag | default (printf "%s-%s" .Chart.AppVersion .Values.hardware)) -}}
+{{- printf "%s:%s" $repository (.Values.image.tag | default (printf "%s-%s" .Values.hardware .Chart.AppVersion)) -}}
 {{- end -}}
 {{- end -}}
 
