@@ -24,7 +24,7 @@ from serve.preflight.plan import Plan, plan
 from serve.profile import Verification, load
 
 sys.path.insert(0, str(CHART.parent))
-import build
+import chart
 
 UP = typer.main.get_command(app).commands["up"]  # type: ignore[attr-defined]
 GROUP = {"LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "r-0.r.serving", "LWS_WORKER_INDEX": "0"}
@@ -37,10 +37,10 @@ def test_the_hardware_is_the_product_s() -> None:
 
 
 def test_what_the_chart_carries_is_current() -> None:
-    stale = [str(path) for path, text in build.chart_files().items() if (CHART / path).read_text() != text]
-    carried = {path.relative_to(CHART) for folder in build.COPIES for path in (CHART / "files" / folder).glob("*")}
+    stale = [str(path) for path, text in chart.chart_files().items() if (CHART / path).read_text() != text]
+    carried = {path.relative_to(CHART) for folder in chart.COPIES for path in (CHART / "files" / folder).glob("*")}
     assert stale == [], "make chart"
-    assert carried <= build.chart_files().keys()
+    assert carried <= chart.chart_files().keys()
 
 
 def started(values: dict[str, Any], component: str = LEADER) -> tuple[dict[str, Any], Plan, int]:
