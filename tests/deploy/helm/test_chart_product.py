@@ -112,7 +112,9 @@ def test_a_custom_profile_arrives_as_it_was_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"port": 1, "verification": "off", "drainSeconds": 0, "accessLog": True}], ids=["plain", "all"]
+    "values",
+    [{}, {"host": "::", "port": 1, "verification": "off", "drainSeconds": 0, "accessLog": True}],
+    ids=["plain", "all"],
 )
 def test_every_variable_is_one_that_the_command_line_reads(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -122,7 +124,7 @@ def test_every_variable_is_one_that_the_command_line_reads(
     for name, value in data.items():
         monkeypatch.setenv(name, value)
     read = UP.make_context("up", ["tiny-cpu"]).params
-    assert read["host"] == "0.0.0.0"
+    assert read["host"] == values.get("host", "0.0.0.0")
     assert read["port"] == values.get("port", 8000)
     assert read["verification"] == values.get("verification", "adaptive")
     assert read["drain_seconds"] == values.get("drainSeconds", 60)

@@ -194,7 +194,7 @@ volumes:
 
 {{/* The server's settings that are no secret, by their documented variables. */}}
 {{- define "dspark-serve.environment" -}}
-DSPARK_HOST: 0.0.0.0
+DSPARK_HOST: {{ .Values.host | quote }}
 DSPARK_PORT: {{ int .Values.port | quote }}
 DSPARK_VERIFICATION: {{ .Values.verification | quote }}
 DSPARK_DRAIN_SECONDS: {{ int .Values.drainSeconds | quote }}
