@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
 import pytest
 from helm import CHART, HARDWARE, HelmError, render, run, workload
 from switches import ALL_OFF, ALL_ON, BASES, SWITCHES, check, fitted
 
-CHUNKS = 12
-"""Parts that the pairs of switches are tested in."""
+PARTS = 11
+"""Parts that the pairs of switches are tested in; no divisor of the bases' number, or a part would have one base."""
 
 
 def verify(base: tuple[str, int, str], names: list[str]) -> bool:
@@ -62,9 +63,12 @@ def test_nodes_and_cache_choose_the_workload(nodes: int, cache: str, kind: str) 
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("part", range(CHUNKS))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_pair_of_switches_renders(part: int) -> None:
+    """Each on one hardware and number of nodes, in turn."""
     bases = [base for base in BASES if base[2] == "shared"]
-    pairs = [(base, list(pair)) for base in bases for pair in combinations(SWITCHES, 2)]
-    rendered = sum(verify(base, pair) for base, pair in pairs[part::CHUNKS])
-    assert rendered > 200
+    pairs = list(combinations(SWITCHES, 2))
+    cases = [(bases[number % len(bases)], list(pair)) for number, pair in enumerate(pairs)]
+    with ThreadPoolExecutor(2) as pool:
+        rendered = list(pool.map(lambda case: verify(*case), cases[part::PARTS]))
+    assert sum(rendered) > 0.9 * len(rendered)
