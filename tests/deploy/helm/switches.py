@@ -95,6 +95,10 @@ ALL_ON = [
 ALL_OFF = ["no-service-account", "no-budget", "no-replica", "no-drain"]
 
 
+LONGEST_NAMES = {"StatefulSet": 52, "LeaderWorkerSet": 48}
+"""A StatefulSet's name and a hash of ten make one label; a LeaderWorkerSet makes StatefulSets with numbers appended."""
+
+
 def fitted(hardware: str, nodes: int, cache: str, names: list[str]) -> dict[str, Any] | None:
     """Values for a base and switches; None where a switch has no meaning there."""
     if cache != "shared" and {"download", "existing-claim"} & set(names):
@@ -115,7 +119,7 @@ def check(documents: list[Document], values: dict[str, Any], release: str = RELE
     assert len(names) == len(set(names))
     for kind, name in names:
         assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name), name
-        assert len(name) <= (52 if kind in ("StatefulSet", "LeaderWorkerSet") else 63), name
+        assert len(name) <= LONGEST_NAMES.get(kind, 63), name
     for document in documents:
         assert document["metadata"].get("namespace", NAMESPACE) == NAMESPACE
         assert document["metadata"]["labels"]["app.kubernetes.io/instance"] == release

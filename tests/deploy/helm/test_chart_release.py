@@ -22,7 +22,21 @@ def identities(documents: list[Document]) -> set[tuple[str, str]]:
     return {(document["kind"], document["metadata"]["name"]) for document in documents}
 
 
-@pytest.mark.parametrize("name", [LONGEST, "1-starts-with-a-digit", "with.dots", "dspark", "dspark-serve", "x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        LONGEST,
+        "a" * 27,
+        "a" * 28,
+        "a" * 39,
+        "a" * 50,
+        "1-starts-with-a-digit",
+        "with.dots",
+        "dspark",
+        "dspark-serve",
+        "x",
+    ],
+)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_every_release_name_that_helm_takes_is_fine(name: str, nodes: int) -> None:
     values = {"hardware": "cuda-hopper", "nodes": nodes, "cache": {"mode": "perReplica"}}
