@@ -214,11 +214,24 @@ def _check_selectors(documents: list[Document], found: dict[str, Document]) -> N
             assert selected(document["spec"]["selector"], found) == servers
     for policy in of_kind(documents, "NetworkPolicy"):
         assert selected(policy["spec"]["podSelector"], found) >= servers
+    for port in chain(*map(named_ports, documents)):
+        assert port == "http"  # the only port that a server's pod names
     for scaler in chain(of_kind(documents, "HorizontalPodAutoscaler"), of_kind(documents, "ScaledObject")):
         target = scaler["spec"]["scaleTargetRef"]
         assert (target["apiVersion"], target["kind"]) == (owner["apiVersion"], owner["kind"])
         assert target["name"] == owner["metadata"]["name"]
         assert "replicas" not in owner["spec"]
+
+
+def named_ports(document: Document) -> Iterator[object]:
+    """The ports of pods that a document refers to."""
+    spec = document.get("spec", {})
+    if document["kind"] == "Service":
+        yield from (port["targetPort"] for port in spec["ports"])
+    elif document["kind"] == "NetworkPolicy":
+        yield from (port["port"] for rule in spec["ingress"] for port in rule.get("ports", []))
+    elif document["kind"] == "PodMonitor":
+        yield from (endpoint["port"] for endpoint in spec["podMetricsEndpoints"])
 
 
 def selected(selector: dict[str, Any], found: dict[str, Document]) -> set[str]:

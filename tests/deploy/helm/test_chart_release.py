@@ -86,6 +86,27 @@ def test_selectors_survive_an_upgrade_of_the_chart() -> None:
     assert "helm.sh/chart" not in claim["metadata"]["labels"]
 
 
+def test_network_policies_let_in_who_is_named_and_the_release_s_own_pods() -> None:
+    clients, scrapers = [{"podSelector": {"matchLabels": {"app": "chat"}}}], [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
+    documents = render(
+        {
+            "networkPolicy": {
+                "api": {"enabled": True, "from": clients},
+                "metrics": {"enabled": True, "from": scrapers},
+            }
+        }
+    )
+    port = [{"port": "http", "protocol": "TCP"}]
+    api, metrics = (one(documents, "NetworkPolicy", suffix)["spec"] for suffix in ("-api", "-metrics"))
+    outside, inside = api["ingress"]
+    assert outside == {"from": clients, "ports": port}
+    (own,) = inside["from"]
+    assert selected(own["podSelector"], pods(documents)) == {"server", "test"}
+    assert "ports" not in inside  # ranks choose their ports
+    assert metrics["ingress"] == [{"from": scrapers, "ports": port}]
+    assert all(policy["policyTypes"] == ["Ingress"] for policy in (api, metrics))
+
+
 def environment(documents: list[Document]) -> dict[str, Any]:
     (container,) = pods(documents)["server"]["spec"]["containers"]
     return {variable["name"]: variable for variable in container.get("env", [])}
