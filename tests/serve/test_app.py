@@ -177,11 +177,8 @@ def test_requests_under_way_are_counted_until_they_end_or_fail() -> None:
 
 
 def test_a_headless_node_says_who_has_the_api() -> None:
-    life = ready()
-    own = build_own_app(life, Combined(Good()), dict)
-
     async def request() -> httpx.Response:
-        transport = httpx.ASGITransport(Gateway(life, own))
+        transport = httpx.ASGITransport(Gateway(ready(), own=inner))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             return await client.get("/v1/models")
 
