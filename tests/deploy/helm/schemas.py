@@ -46,7 +46,7 @@ _RULE = {
     "oneOf": [{"required": ["record"]}, {"required": ["alert"]}],
 }
 CUSTOM = {
-    # sigs.k8s.io/lws, api/leaderworkerset/v1; volumeClaimTemplates since v0.8.0.
+    # sigs.k8s.io/lws, api/leaderworkerset/v1; volumeClaimTemplates came with kubernetes-sigs/lws#622.
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): _closed(
         ("leaderWorkerTemplate",),
         replicas=_NUMBER,

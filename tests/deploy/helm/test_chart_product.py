@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,15 @@ def test_keda_asks_for_the_job_that_the_pod_monitor_makes() -> None:
     monitor = one(documents, "PodMonitor")["metadata"]["name"]
     query = one(documents, "ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
     assert query == f'sum(vllm:num_requests_waiting{{job="serving/{monitor}"}})'
+
+
+def test_the_download_s_command_comes_with_the_hub_s_library() -> None:
+    documents = render({"hardware": "cuda-hopper", "cache": {"mode": "shared", "download": {"enabled": True}}})
+    program, *words = pods(documents)["download"]["spec"]["containers"][0]["command"]
+    (entry,) = metadata.distribution("huggingface_hub").entry_points.select(group="console_scripts", name=program)
+    assert entry.module.startswith("huggingface_hub")
+    command = [Path(sys.executable).parent / program, words[0], "--help"]
+    assert "--revision" in subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout
 
 
 @pytest.mark.parametrize("hardware", HARDWARE)
