@@ -161,6 +161,48 @@ def test_words_of_the_user_are_not_expanded_by_the_kubelet() -> None:
     assert "model=$$(HF_TOKEN)" in container["args"]
 
 
+def shared(**cache: Any) -> list[Document]:
+    return render({"cache": {"mode": "shared", **cache}})
+
+
+def mounted(documents: list[Document]) -> str:
+    (volume,) = [v for v in pods(documents)["server"]["spec"]["volumes"] if v["name"] == "cache"]
+    return str(volume["persistentVolumeClaim"]["claimName"])
+
+
+def test_a_shared_cache_is_one_claim_that_outlives_the_release() -> None:
+    documents = shared()
+    claim = one(documents, "PersistentVolumeClaim")
+    assert mounted(documents) == claim["metadata"]["name"]
+    assert claim["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "5Gi"}}}
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    changed = one(
+        shared(keep=False, size="9Gi", storageClassName="fast", accessModes=["ReadWriteOnce"]), "PersistentVolumeClaim"
+    )
+    assert "annotations" not in changed["metadata"]
+    assert changed["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "fast",
+        "resources": {"requests": {"storage": "9Gi"}},
+    }
+
+
+def test_an_existing_claim_is_mounted_and_none_is_made() -> None:
+    documents = shared(existingClaim="theirs")
+    assert of_kind(documents, "PersistentVolumeClaim") == []
+    assert mounted(documents) == "theirs"
+
+
+def test_a_claim_for_each_replica_is_the_workload_s() -> None:
+    for values in ({}, {"hardware": "cuda-hopper", "nodes": 2}):
+        documents = render(values)
+        assert of_kind(documents, "PersistentVolumeClaim") == []
+        spec = workload(documents)["spec"]
+        (template,) = spec.get("leaderWorkerTemplate", spec)["volumeClaimTemplates"]
+        assert template["metadata"]["name"] == "cache"
+        assert template["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
 def test_a_download_job_has_a_new_name_where_it_would_differ() -> None:
     """A Job cannot be changed: an upgrade that kept its name would fail."""
 

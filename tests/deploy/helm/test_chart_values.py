@@ -92,7 +92,14 @@ def wrong_values(path: str) -> list[object]:
     allowed = kinds.get("type") or {type(value).__name__ for value in kinds.get("enum", [])}
     names = {allowed} if isinstance(allowed, str) else set(allowed)
     names = {{"str": "string"}.get(name, name) for name in names} or {"object"}
-    samples: dict[str, object] = {"string": "7x", "integer": 7, "boolean": True, "array": [7], "object": {"x": 7}}
+    samples: dict[str, object] = {
+        "number": 1.5,
+        "string": "7x",
+        "integer": 7,
+        "boolean": True,
+        "array": [7],
+        "object": {"x": 7},
+    }
     wrong = [value for name, value in samples.items() if name not in names]
     if "enum" in kinds:
         wrong.append("no such choice")
