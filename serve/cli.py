@@ -35,6 +35,9 @@ Skips = Annotated[list[str] | None, typer.Option("--skip", help="A preflight che
 Port = Annotated[int, typer.Option(envvar="DSPARK_PORT", min=1, max=65535, help="Port to listen on.")]
 Host = Annotated[str, typer.Option(envvar="DSPARK_HOST", help="Address to listen on.")]
 Mode = Annotated[Verification, typer.Option(envvar="DSPARK_VERIFICATION", help="How drafts are verified.")]
+Headless = Annotated[
+    bool, typer.Option("--headless", help="Run this node's ranks for the server of node 0, without an API.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -56,6 +59,7 @@ def up(
         float, typer.Option(envvar="DSPARK_DRAIN_SECONDS", min=0, help="What requests under way get to finish in.")
     ] = 30.0,
     access_log: Annotated[bool, typer.Option(envvar="DSPARK_ACCESS_LOG", help="Log each request.")] = False,
+    headless: Headless = False,
 ) -> None:
     """Serve a profile with vLLM's OpenAI endpoints, listening at once."""
     from serve.overrides import override
@@ -68,14 +72,16 @@ def up(
         sock, address = listen(host, port), None
     except ListenError:
         sock, address = None, (host, port)
-    report = run(recipe, verification=verification, extra=arguments, skip=skip or [], address=address)
+    report = run(
+        recipe, verification=verification, extra=arguments, skip=skip or [], address=address, headless=headless
+    )
     stop_on_errors(report)
     try:
         sock = sock or listen(host, port)
     except ListenError as error:
         raise InputError(f"{error}; choose another with --port or --host") from error
     prepare_environment(recipe)
-    serve_profile(recipe, arguments, sock, verification, report, drain_seconds, access_log)
+    serve_profile(recipe, arguments, sock, verification, report, drain_seconds, access_log, headless)
 
 
 @app.command()
@@ -87,6 +93,7 @@ def preflight(
     host: Host = "127.0.0.1",
     verification: Mode = Verification.ADAPTIVE,
     skip: Skips = None,
+    headless: Headless = False,
     as_json: Json = False,
 ) -> None:
     """Say whether a profile would start here, before any weight is read."""
@@ -101,6 +108,7 @@ def preflight(
         verification=verification,
         host=host,
         port=port,
+        headless=headless,
     )
     raise typer.Exit(code)
 
@@ -145,6 +153,7 @@ def serve_profile(
     report: Report,
     drain_seconds: float,
     access_log: bool,
+    headless: bool,
 ) -> NoReturn:
     """Run the server for a profile on a bound socket, then end the process with its exit code."""
     from patches.telemetry.counters import DIRECTORY_VARIABLE
@@ -172,6 +181,7 @@ def serve_profile(
             counter_directory=counters,
             drain_seconds=drain_seconds,
             access_log=access_log,
+            headless=headless,
         )
     )
     # Leave without the interpreter's teardown: a start may still be blocked in its thread inside vLLM, and the
