@@ -56,6 +56,12 @@ class ServerCollector(Collector):
         for verification in Verification:
             mode.add_metric([verification.value], float(verification is identity.verification))
         yield mode
+        configured = GaugeMetricFamily(
+            "dspark_configured_mode", "1 for the verification mode that the server was started with.", labels=["mode"]
+        )
+        for verification in Verification:
+            configured.add_metric([verification.value], float(verification is identity.verification))
+        yield configured
         yield InfoMetricFamily(
             "dspark_build",
             "What this server was built from.",

@@ -74,6 +74,10 @@ def test_the_server_says_what_it_is(verification: Verification) -> None:
     modes = {name: value for name, value in samples.items() if name.startswith("dspark_mode")}
     assert sum(modes.values()) == 1
     assert samples[f"dspark_mode{{mode={verification.value}}}"] == 1
+    configured = {name: value for name, value in samples.items() if name.startswith("dspark_configured_mode")}
+    assert len(configured) == len(Verification)
+    assert sum(configured.values()) == 1
+    assert samples[f"dspark_configured_mode{{mode={verification.value}}}"] == 1
     assert samples["dspark_patch_info{id=cpu-engine,status=applied}"] == 1
     assert any(name.startswith("dspark_build_info{hardware=cpu,") for name in samples)
 
