@@ -189,7 +189,7 @@ def bars(
         .description(description)
         .unit(unit)
         .span(span)
-        .height(9)
+        .height(8)
         .x_field(x)
         .min(0)
         .color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC))
