@@ -71,6 +71,7 @@ class Patch:
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+_OUTPUTS = "vllm.v1.worker.gpu.async_utils"
 _CORE = "vllm.v1.engine.core"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
 _INDEXER = "vllm.v1.attention.backends.mla.indexer"
@@ -158,7 +159,7 @@ LEDGER: tuple[Patch, ...] = (
     ),
     Patch(
         id="verification-telemetry",
-        what="Counts proposed, verified and accepted drafts where they are decided, in the worker",
+        what="Counts proposed, verified, accepted and expected drafts where they are decided, in the worker",
         upstream="#51303: upstream counts scheduled drafts, so its acceptance rate falls when the budget trims",
         hardware=EVERYWHERE,
         releases=RELEASES,
@@ -167,8 +168,12 @@ LEDGER: tuple[Patch, ...] = (
         wraps=(
             f"{_RUNNER}:GPUModelRunner.__init__",
             f"{_RUNNER}:GPUModelRunner.prepare_inputs",
+            f"{_RUNNER}:GPUModelRunner.execute_model",
+            f"{_RUNNER}:GPUModelRunner.postprocess_sampled",
             f"{_RUNNER}:GPUModelRunner.sample_tokens",
-            "vllm.v1.worker.gpu.async_utils:AsyncOutput.get_output",
+            f"{_OUTPUTS}:AsyncOutput.__init__",
+            f"{_OUTPUTS}:AsyncOutput.get_output",
+            f"{_OUTPUTS}:StepTimingCollector.forward_start",
         ),
         switchable=True,
     ),

@@ -4,7 +4,8 @@ Upstream's `AdaptiveVerificationManager` counts the scheduler's padding among th
 confidence of 1.0, so its K padded drafts rank first: the step verifies tokens that do not exist and refuses real
 ones for it. Here padding is not eligible. The budget itself (`patches.budget`) follows upstream's rule. What comes
 after the choice, compaction on the host and the ranking on the device, is upstream's and works from the eligible
-counts. Estimates are first made the same on every tensor-parallel rank (`patches.consensus`).
+counts. Estimates are first calibrated (`patches.calibration`) and made the same on every tensor-parallel rank
+(`patches.consensus`).
 
 Everything that changes how budgets are chosen belongs in this class, one stage a module.
 """
@@ -23,6 +24,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 from patches import consensus
 from patches.admission import eligible_drafts
 from patches.budget import CostTables, choose_budget, survival_probabilities
+from patches.calibration.stage import begin_calibration
 from patches.install import is_applied
 from patches.telemetry import trace
 
@@ -45,15 +47,23 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shares_estimates = is_applied(consensus.PATCH_ID) and get_tp_group().world_size > 1
+        ranks = get_tp_group().world_size
+        self._shares_estimates = is_applied(consensus.PATCH_ID) and ranks > 1
+        self.calibration = begin_calibration(
+            self.num_speculative_steps,
+            self.req_states.device,
+            reaches_every_rank=self._shares_estimates or ranks == 1,
+        )
 
     def record_confidences(self, confidence_probs: Any, input_batch: Any) -> None:
-        """Upstream's scatter and copy, of rank 0's estimates.
+        """Upstream's scatter and copy, of rank 0's calibrated estimates.
 
         Args:
             confidence_probs: [max requests, steps] this step's estimates, first the batch's.
             input_batch: The batch, in order.
         """
+        if self.calibration is not None:
+            confidence_probs = self.calibration.calibrated(confidence_probs[: input_batch.num_reqs])
         if self._shares_estimates:
             consensus.share_estimates(confidence_probs, input_batch.num_reqs)
         super().record_confidences(confidence_probs, input_batch)
@@ -95,6 +105,14 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             budget,
         )
         return int(other_tokens.sum()) + budget
+
+    def live_confidences(self, slots: Any) -> Any:
+        """[requests, steps] a copy of what the ranking goes by, on the device.
+
+        Args:
+            slots: [requests] the slots of the batch, on the device.
+        """
+        return self._confidence_probs.index_select(0, slots)
 
     def reallocate_drafts(self, req_ids: list[str], idx_mapping: Any) -> Any:
         """Upstream's ranking on the device; traced when a trace was asked for."""

@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer.exceptions import TyperException
 
+from patches.calibration.mode import CalibrationMode
 from serve.errors import ExitCode, InputError
 from serve.listening import ListenError, listen, url_of
 from serve.preflight.report import Report
@@ -35,6 +36,13 @@ Skips = Annotated[list[str] | None, typer.Option("--skip", help="A preflight che
 Port = Annotated[int, typer.Option(envvar="DSPARK_PORT", min=1, max=65535, help="Port to listen on.")]
 Host = Annotated[str, typer.Option(envvar="DSPARK_HOST", help="Address to listen on.")]
 Mode = Annotated[Verification, typer.Option(envvar="DSPARK_VERIFICATION", help="How drafts are verified.")]
+Calibrating = Annotated[
+    CalibrationMode,
+    typer.Option(
+        envvar="DSPARK_CALIBRATION",
+        help="Whether temperatures of the confidences are fitted: not at all, only reported, or used for the budget.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -51,6 +59,7 @@ def up(
     port: Port = 8000,
     host: Host = "127.0.0.1",
     verification: Mode = Verification.ADAPTIVE,
+    calibration: Calibrating = CalibrationMode.SHADOW,
     skip: Skips = None,
     drain_seconds: Annotated[
         float, typer.Option(envvar="DSPARK_DRAIN_SECONDS", min=0, help="What requests under way get to finish in.")
@@ -75,7 +84,7 @@ def up(
     except ListenError as error:
         raise InputError(f"{error}; choose another with --port or --host") from error
     prepare_environment(recipe)
-    serve_profile(recipe, arguments, sock, verification, report, drain_seconds, access_log)
+    serve_profile(recipe, arguments, sock, verification, calibration, report, drain_seconds, access_log)
 
 
 @app.command()
@@ -142,11 +151,13 @@ def serve_profile(
     arguments: list[str],
     sock: socket.socket,
     verification: Verification,
+    calibration: CalibrationMode,
     report: Report,
     drain_seconds: float,
     access_log: bool,
 ) -> NoReturn:
     """Run the server for a profile on a bound socket, then end the process with its exit code."""
+    from patches.calibration.mode import VARIABLE as CALIBRATION_VARIABLE
     from patches.telemetry.counters import DIRECTORY_VARIABLE
     from serve.metrics import Identity
     from serve.server import Settings, make_counter_directory, run
@@ -157,6 +168,7 @@ def serve_profile(
         raise InputError(f"the patch {refused.patch.id} is refused, and nothing is served without it: {refused.reason}")
     counters = make_counter_directory(os.environ.get(DIRECTORY_VARIABLE))
     os.environ[DIRECTORY_VARIABLE] = str(counters)
+    os.environ[CALIBRATION_VARIABLE] = calibration.value
     code = run(
         Settings(
             profile_name=recipe.name,
@@ -166,6 +178,7 @@ def serve_profile(
             identity=Identity(
                 version=metadata.version("dspark-serve"),
                 verification=verification,
+                calibration=calibration,
                 patches=patches,
             ),
             preflight=report,

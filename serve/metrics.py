@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from prometheus_client.core import (
@@ -21,8 +22,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from patches.calibration.mode import CalibrationMode
 from patches.install import Installed
-from patches.telemetry.counters import Snapshot, read_all
+from patches.telemetry.counters import SECONDS_BOUNDS, Snapshot, read_all
+from patches.telemetry.tally import BINS
 from serve.lifecycle import Lifecycle, State
 from serve.profile import Verification
 
@@ -35,6 +38,7 @@ class Identity:
 
     version: str
     verification: Verification
+    calibration: CalibrationMode
     patches: Installed
 
 
@@ -86,50 +90,140 @@ class VerificationCollector(Collector):
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """Counters of every engine, labelled `engine` and `model_name`."""
+        """Series of every engine, labelled `engine` and `model_name`; positions count from 0."""
         snapshots, model = list(read_all(self._directory)), self._model_name()
         if not snapshots or model is None:  # without a name yet, the series would change under a scraper
             return
-        names = ["engine", "model_name"]
-        proposed = CounterMetricFamily(
-            "dspark_proposed_draft_tokens", "Drafts that were really drafted and scheduled.", labels=names
-        )
-        verified = CounterMetricFamily(
-            "dspark_verified_draft_tokens", "Drafts that the budget admitted to verification.", labels=names
-        )
-        accepted = CounterMetricFamily(
-            "dspark_accepted_draft_tokens", "Drafts that verification accepted.", labels=names
-        )
-        steps = CounterMetricFamily(
-            "dspark_verification_steps", "Verification steps, by what the budget did.", labels=[*names, "plan"]
-        )
-        length = HistogramMetricFamily(
-            "dspark_acceptance_length",
-            "Accepted drafts and the bonus token, per request and verification step.",
-            labels=names,
-        )
-        for snapshot in snapshots:
-            labels = [str(snapshot.engine), model]
-            proposed.add_metric(labels, snapshot.proposed)
-            verified.add_metric(labels, snapshot.verified)
-            accepted.add_metric(labels, snapshot.accepted)
-            for plan, count in snapshot.steps.items():
-                steps.add_metric([*labels, plan], count)
-            buckets, total = length_buckets(snapshot)
-            length.add_metric(labels, buckets, total)
-        yield from (proposed, verified, accepted, steps, length)
+        labelled = [([str(snapshot.engine), model], snapshot) for snapshot in snapshots]
+        yield from _counts(labelled)
+        yield from _lengths(labelled)
+        yield from _predictions([(labels, s) for labels, s in labelled if s.expected is not None])
+        yield from _times(labelled)
+        yield from _temperatures([(labels, s) for labels, s in labelled if s.temperatures is not None])
 
 
-def length_buckets(snapshot: Snapshot) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative buckets `le` = 1 to K + 1 and infinity, and the sum of all acceptance lengths."""
-    buckets: list[tuple[str, float]] = []
-    seen, total = 0, 0
-    for tokens, count in enumerate(snapshot.acceptance_lengths):
-        seen += count
-        total += tokens * count
-        if tokens > 0:
-            buckets.append((f"{float(tokens)}", seen))
-    return [*buckets, ("+Inf", seen)], total
+Labelled = Sequence[tuple[list[str], Snapshot]]
+"""Snapshots with the values of `_LABELS`."""
+
+_LABELS = ("engine", "model_name")
+
+
+def _counts(snapshots: Labelled) -> Iterator[Metric]:
+    proposed = CounterMetricFamily(
+        "dspark_proposed_draft_tokens", "Drafts that were really drafted and scheduled.", labels=_LABELS
+    )
+    verified = CounterMetricFamily(
+        "dspark_verified_draft_tokens",
+        "Drafts that the budget admitted to verification.",
+        labels=(*_LABELS, "position"),
+    )
+    accepted = CounterMetricFamily(
+        "dspark_accepted_draft_tokens", "Drafts that verification accepted.", labels=(*_LABELS, "position")
+    )
+    steps = CounterMetricFamily(
+        "dspark_verification_steps", "Verification steps, by what the budget did.", labels=(*_LABELS, "plan")
+    )
+    for labels, snapshot in snapshots:
+        proposed.add_metric(labels, sum(snapshot.proposed))
+        _add_each(verified, labels, snapshot.verified)
+        _add_each(accepted, labels, snapshot.accepted)
+        for plan, count in snapshot.steps.items():
+            steps.add_metric([*labels, plan], count)
+    yield from (proposed, verified, accepted, steps)
+
+
+def _lengths(snapshots: Labelled) -> Iterator[Metric]:
+    acceptance = HistogramMetricFamily(
+        "dspark_acceptance_length",
+        "Accepted drafts and the bonus token, per request and verification step.",
+        labels=_LABELS,
+    )
+    verified = HistogramMetricFamily(
+        "dspark_verified_length",
+        "Verified drafts and the bonus token, per request and verification step.",
+        labels=_LABELS,
+    )
+    for labels, snapshot in snapshots:
+        acceptance.add_metric(labels, *length_buckets(snapshot.acceptance_lengths))
+        verified.add_metric(labels, *length_buckets(snapshot.verified_lengths))
+    yield from (acceptance, verified)
+
+
+def _predictions(snapshots: Labelled) -> Iterator[Metric]:
+    """What was predicted; nothing where nothing predicts, as with fixed verification."""
+    expected = CounterMetricFamily(
+        "dspark_expected_accepted_draft_tokens",
+        "Sum of the predicted survival of the verified drafts.",
+        labels=(*_LABELS, "position"),
+    )
+    predictions = CounterMetricFamily(
+        "dspark_confidence_predictions",
+        "Verified drafts whose predecessors were all accepted, by confidence.",
+        labels=(*_LABELS, "bin"),
+    )
+    accepted = CounterMetricFamily(
+        "dspark_confidence_accepted", "Those of them that were accepted, by confidence.", labels=(*_LABELS, "bin")
+    )
+    seconds = CounterMetricFamily(
+        "dspark_step_predicted_seconds",
+        "What the cost tables say of the steps in dspark_step_seconds, both phases together.",
+        labels=_LABELS,
+    )
+    for labels, snapshot in snapshots:
+        _add_each(expected, labels, snapshot.expected or ())
+        for family, counts in ((predictions, snapshot.bin_predictions), (accepted, snapshot.bin_accepted)):
+            for name, count in zip(BIN_NAMES, counts or (), strict=True):
+                family.add_metric([*labels, name], count)
+        seconds.add_metric(labels, snapshot.predicted_seconds or 0.0)
+    if snapshots:
+        yield from (expected, predictions, accepted, seconds)
+
+
+def _times(snapshots: Labelled) -> Iterator[Metric]:
+    family = HistogramMetricFamily(
+        "dspark_step_seconds",
+        "Time of the target's forward pass and of the drafter, in every sixteenth verification step.",
+        labels=(*_LABELS, "phase"),
+    )
+    for labels, snapshot in snapshots:
+        for phase, seconds in snapshot.step_seconds.items():
+            reached = list(accumulate(seconds.counts))
+            bounds = [*map(str, SECONDS_BOUNDS), "+Inf"]
+            family.add_metric([*labels, phase], list(zip(bounds, reached, strict=True)), seconds.total)
+    yield family
+
+
+def _temperatures(snapshots: Labelled) -> Iterator[Metric]:
+    family = GaugeMetricFamily(
+        "dspark_calibration_temperature",
+        "Fitted temperature of the confidences; above 1 where they are too sure of themselves.",
+        labels=(*_LABELS, "position"),
+    )
+    for labels, snapshot in snapshots:
+        _add_each(family, labels, snapshot.temperatures or ())
+    if snapshots:
+        yield family
+
+
+BIN_NAMES = tuple(f"{i / BINS:.1f}-{(i + 1) / BINS:.1f}" for i in range(BINS))
+"""Values of the label `bin`: the interval of confidence, its upper end not included except in the last."""
+
+
+def _add_each(family: CounterMetricFamily | GaugeMetricFamily, labels: list[str], by_position: Sequence[float]) -> None:
+    for position, value in enumerate(by_position):
+        family.add_metric([*labels, str(position)], value)
+
+
+def length_buckets(requests_by_length: Sequence[int]) -> tuple[list[tuple[str, float]], float]:
+    """Cumulative buckets `le` = 1 to K + 1 and infinity, and the sum of all lengths.
+
+    Args:
+        requests_by_length: [K + 2] how many have each length.
+    """
+    reached = list(accumulate(requests_by_length))
+    total = sum(length * count for length, count in enumerate(requests_by_length))
+    buckets = [(f"{float(length)}", float(count)) for length, count in enumerate(reached) if length > 0]
+    return [*buckets, ("+Inf", float(reached[-1]))], float(total)
 
 
 class Combined:
@@ -166,9 +260,9 @@ def totals(directory: Path, at: float) -> Totals:
     return Totals(
         at=at,
         requests=sum(sum(s.acceptance_lengths) for s in snapshots),
-        proposed=sum(s.proposed for s in snapshots),
-        verified=sum(s.verified for s in snapshots),
-        accepted=sum(s.accepted for s in snapshots),
+        proposed=sum(sum(s.proposed) for s in snapshots),
+        verified=sum(sum(s.verified) for s in snapshots),
+        accepted=sum(sum(s.accepted) for s in snapshots),
     )
 
 

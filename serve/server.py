@@ -25,6 +25,8 @@ import uvicorn
 import uvloop
 from prometheus_client import REGISTRY
 
+from patches.telemetry.counters import read_all
+from serve.activity import activity_line, summed
 from serve.app import Gateway, build_own_app
 from serve.engine import Engine, EngineStartError, one_line, start_engine
 from serve.errors import ExitCode, InputError
@@ -40,6 +42,8 @@ T = TypeVar("T")
 WATCH_SECONDS = 1.0
 NOTE_EVERY = 5
 """Acceptance totals are noted every so many watch rounds."""
+LOG_EVERY = 10
+"""While busy, what was verified is logged every so many watch rounds."""
 ENGINE_END_SECONDS = 15
 """What vLLM gets to end its own processes in, before they are ended for it."""
 CLOSE_SECONDS = 5
@@ -155,6 +159,7 @@ class Service:
         body: dict[str, Any] = {
             "profile": self.settings.profile_name,
             "verification": identity.verification.value,
+            "calibration": identity.calibration.value,
             "version": identity.version,
             "vllm_version": identity.patches.release,
             "hardware": identity.patches.hardware,
@@ -205,14 +210,19 @@ class Service:
                 self._announce(engine)
 
     async def _watch(self, server: Server) -> None:
-        """Notice a dead engine, and note acceptance totals."""
-        rounds = 0
+        """Notice a dead engine, note acceptance totals, and log what was verified."""
+        rounds, counters = 0, self.settings.counter_directory
+        logged = summed((), asyncio.get_running_loop().time())
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             self._notice_death(server)
+            now = asyncio.get_running_loop().time()
             if rounds % NOTE_EVERY == 0:
-                now = asyncio.get_running_loop().time()
-                self.recent.note(totals(self.settings.counter_directory, now))
+                self.recent.note(totals(counters, now))
+            if rounds % LOG_EVERY == 0:
+                before, logged = logged, summed(read_all(counters), now)
+                if (line := activity_line(before, logged)) is not None:
+                    logger.info("%s", line)
             rounds += 1
 
     def _notice_death(self, server: Server) -> None:

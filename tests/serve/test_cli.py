@@ -101,6 +101,7 @@ def test_everything_that_is_wrong_is_named_at_once(tmp_path: Path) -> None:
         ("--port", "0", "--port"),
         ("--port", "65536", "--port"),
         ("--verification", "sometimes", "adaptive"),
+        ("--calibration", "maybe", "shadow"),
         ("--drain-seconds", "-1", "--drain-seconds"),
         ("--prot", "1", "--prot"),
     ],
@@ -111,6 +112,7 @@ def test_a_wrong_value_is_named(option: str, value: str, named: str) -> None:
 
 def test_a_wrong_environment_value_is_named() -> None:
     assert "DSPARK_PORT" in complaint("up", "tiny-cpu", DSPARK_PORT="web")
+    assert "DSPARK_CALIBRATION" in complaint("up", "tiny-cpu", DSPARK_CALIBRATION="maybe")
 
 
 def test_a_taken_port_is_named_with_the_remedy() -> None:

@@ -1,0 +1,69 @@
+"""The line that a busy server logs: what was verified since the last one, from the workers' counter files.
+
+The same numbers from the same source as `/metrics` and `/dspark/status`. A server at rest says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from patches.telemetry.counters import PLANS, Snapshot
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Counters of all engines together, at one moment.
+
+    Attributes:
+        at: Seconds of a steady clock.
+        steps: Plan -> verification steps.
+        requests: Requests-and-steps.
+        proposed, verified, accepted: Drafts.
+        expected: Predicted survival of the verified drafts; None where nothing predicts.
+    """
+
+    at: float
+    steps: dict[str, int]
+    requests: int
+    proposed: int
+    verified: int
+    accepted: int
+    expected: float | None
+
+
+def summed(snapshots: Iterable[Snapshot], at: float) -> Sums:
+    """Add the engines up."""
+    engines = list(snapshots)
+    predictions = [sum(s.expected) for s in engines if s.expected is not None]
+    return Sums(
+        at=at,
+        steps={plan: sum(s.steps[plan] for s in engines) for plan in PLANS},
+        requests=sum(sum(s.acceptance_lengths) for s in engines),
+        proposed=sum(sum(s.proposed) for s in engines),
+        verified=sum(sum(s.verified) for s in engines),
+        accepted=sum(sum(s.accepted) for s in engines),
+        expected=sum(predictions) if predictions else None,
+    )
+
+
+def activity_line(before: Sums, after: Sums) -> str | None:
+    """What happened between two moments, or None where nothing was verified, or the counters began anew."""
+    steps = {plan: after.steps[plan] - before.steps[plan] for plan in PLANS}
+    taken, requests, seconds = sum(steps.values()), after.requests - before.requests, after.at - before.at
+    if taken <= 0 or requests <= 0 or seconds <= 0:
+        return None
+    accepted = after.accepted - before.accepted
+    rates = ", ".join(
+        f"{name} {(end - start) / seconds:.1f}"
+        for name, start, end in (
+            ("proposed", before.proposed, after.proposed),
+            ("verified", before.verified, after.verified),
+            ("accepted", before.accepted, after.accepted),
+        )
+    )
+    parts = [f"drafts per second: {rates}", f"mean acceptance length {1 + accepted / requests:.2f}"]
+    if after.expected is not None and before.expected is not None:
+        parts.append(f"accepted {accepted} where {after.expected - before.expected:.1f} were expected")
+    parts.append("steps: " + ", ".join(f"{plan} {count}" for plan, count in steps.items() if count))
+    return "; ".join(parts)
