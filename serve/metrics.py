@@ -110,7 +110,9 @@ _LABELS = ("engine", "model_name")
 
 def _counts(snapshots: Labelled) -> Iterator[Metric]:
     proposed = CounterMetricFamily(
-        "dspark_proposed_draft_tokens", "Drafts that were really drafted and scheduled.", labels=_LABELS
+        "dspark_proposed_draft_tokens",
+        "Drafts that were really drafted and scheduled.",
+        labels=(*_LABELS, "position"),
     )
     verified = CounterMetricFamily(
         "dspark_verified_draft_tokens",
@@ -124,7 +126,7 @@ def _counts(snapshots: Labelled) -> Iterator[Metric]:
         "dspark_verification_steps", "Verification steps, by what the budget did.", labels=(*_LABELS, "plan")
     )
     for labels, snapshot in snapshots:
-        proposed.add_metric(labels, sum(snapshot.proposed))
+        _add_each(proposed, labels, snapshot.proposed)
         _add_each(verified, labels, snapshot.verified)
         _add_each(accepted, labels, snapshot.accepted)
         for plan, count in snapshot.steps.items():

@@ -5,7 +5,9 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from panels import (
     BLUE,
+    ENGINE,
     GREEN,
+    NUMBER,
     PER_SECOND,
     RED,
     SECONDS,
@@ -174,16 +176,18 @@ CONFIDENCE = (
     ),
     lines(
         "Accepted of expected by position",
-        "Accepted drafts over those that confidence predicted.",
+        "Accepted drafts over those that confidence predicted: under 1, confidence promises too much and verification "
+        "is wasted; over 1, drafts are left out that would have been accepted.",
         SHARE,
         query(share(ACCEPTED, EXPECTED, " by (position)"), "position {{position}}"),
+        query(share(ACCEPTED, EXPECTED), "all"),
     ),
     lines(
-        "Accepted of expected",
-        "Accepted drafts over those that confidence predicted, all positions together: under 1, confidence promises "
-        "too much and verification is wasted; over 1, drafts are left out that would have been accepted.",
-        SHARE,
-        query(share(ACCEPTED, EXPECTED), "accepted of expected"),
+        "Calibration temperature",
+        "What the fit divides the confidences' log-odds by, on average over engines: above 1 where they are too sure "
+        "of themselves. With --calibration shadow it is reported and not used.",
+        NUMBER,
+        query(f"avg by (position) (dspark_calibration_temperature{{{ENGINE}}})", "position {{position}}"),
     ),
 )
 

@@ -90,7 +90,7 @@ def load(server: Server) -> Iterator[list[BaseException]]:
     def ask(number: int) -> None:
         while not stop.is_set():
             try:
-                server.complete(prompts[number % len(prompts)], max_tokens=48, temperature=0.8)
+                server.complete(prompts[number % len(prompts)], max_tokens=24, temperature=0.8)
             except (AssertionError, httpx.HTTPError) as fault:
                 faults.append(fault)
                 return
