@@ -36,14 +36,16 @@ HEALTH = (
         "Servers whose model answers.",
         NUMBER,
         thresholds((None, RED), (1, GREEN)),
-        query(f'sum(dspark_state{{{SERVER}, state="ready"}})', "ready"),
+        query(f'sum(dspark_state{{{SERVER}, state="ready"}}) or vector(0)', "ready"),
     ),
     number(
         "Replicas not ready",
         "Servers that are starting, draining or failed, and targets that do not answer a scrape.",
         NUMBER,
         thresholds((None, GREEN), (1, YELLOW)),
-        query(f'sum(dspark_state{{{SERVER}, state!="ready"}}) + sum(up{{{SERVER}}} == bool 0)', "not ready"),
+        query(
+            f'(sum(dspark_state{{{SERVER}, state!="ready"}}) or vector(0)) + sum(up{{{SERVER}}} == bool 0)', "not ready"
+        ),
     ),
     number(
         "Verification mode",
@@ -96,13 +98,22 @@ LOAD = (
         "Requests that finished a second, by reason.",
         PER_SECOND,
         query(f"sum by (finished_reason) ({rate('vllm:request_success_total')})", "{{finished_reason}}"),
+        span=8,
     ),
     lines(
-        "KV cache and preemptions",
-        "Share of the KV cache in use, of the fullest engine and on average, and preemptions a second.",
+        "KV cache",
+        "Share of the KV cache in use, of the fullest engine and on average.",
         SHARE,
         query(f"max(vllm:kv_cache_usage_perc{{{ENGINE}}})", "fullest"),
         query(f"avg(vllm:kv_cache_usage_perc{{{ENGINE}}})", "average"),
+        span=8,
+    ).max(1),
+    lines(
+        "Preemptions",
+        "Requests a second that lost their place in the KV cache to others. Their tokens are computed again.",
+        PER_SECOND,
+        query(f"sum({rate('vllm:num_preemptions_total')})", "preempted"),
+        span=8,
     ),
 )
 

@@ -1,6 +1,6 @@
 """A real Prometheus scrapes the real server under load: every rule and every panel has data, and a stall is noticed.
 
-The rules are those of deploy/, with their durations shortened.
+The rules are those of deploy/, with the stall's durations shortened.
 """
 
 import json
@@ -27,8 +27,6 @@ from tests.e2e.test_start import engine_core
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = sorted((DEPLOY / "prometheus" / "rules").glob("*.yaml"))
 DASHBOARDS = [json.loads(path.read_text()) for path in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))]
-RANGE = "30s"
-"""In it a busy machine times several steps: one of sixteen."""
 STALL_RANGE = "10s"
 CLIENTS = 20
 """More than run at once, so that some wait."""
@@ -55,8 +53,8 @@ class Prometheus:
         """Whether it yields at least one number."""
         return any(not math.isnan(float(sample["value"][1])) for sample in self.query(expression))
 
-    def without_data(self, expressions: set[str], seconds: float = 120) -> set[str]:
-        """Those that yield nothing for so long."""
+    def without_data(self, expressions: set[str], seconds: float = 400) -> set[str]:
+        """Those that yield nothing for so long: on a busy machine one step of sixteen, which is timed, may take minutes."""
         deadline = time.monotonic() + seconds
         while (missing := {each for each in expressions if not self.has_data(each)}) and time.monotonic() < deadline:
             expressions = missing
@@ -73,9 +71,9 @@ class Prometheus:
 
 
 def shortened(rules: str) -> str:
-    """The rules with every range and every `for` a test's length, and nothing else changed."""
-    rules = re.sub(r"^( +for:) \w+$", r"\1 2s", rules, flags=re.MULTILINE)
-    return re.sub(r"\[\d+[smh]\]", f"[{RANGE}]", rules.replace("[1m]", f"[{STALL_RANGE}]"))
+    """The rules with the stall's minute and every `for` a test's length. Longer ranges take what there is."""
+    rules = rules.replace("[1m]", f"[{STALL_RANGE}]")
+    return re.sub(r"^( +for:) \w+$", r"\1 2s", rules, flags=re.MULTILINE)
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 120) -> None:
@@ -151,7 +149,7 @@ def prometheus(
 
 def panel_queries() -> set[str]:
     """Every panel's queries, with the variables set as Grafana sets them."""
-    values = {"$__rate_interval": RANGE, "$job": "dspark-serve", "$model_name": MODEL, "$engine": "0"}
+    values = {"$__rate_interval": "1m", "$job": "dspark-serve", "$model_name": MODEL, "$engine": "0"}
     queries = {
         target["expr"] for board in DASHBOARDS for panel in board["panels"] for target in panel.get("targets", ())
     }
