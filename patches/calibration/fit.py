@@ -43,13 +43,13 @@ class TemperatureFit:
     def observe(
         self, log_odds: Floats, verified: NDArray[np.integer], accepted: NDArray[np.integer], seconds: float
     ) -> None:
-        """Learn from one step.
+        """Learn from some steps.
 
         Args:
             log_odds: [requests, K] the head's own, before any temperature.
             verified: [requests] drafts verified.
             accepted: [requests] drafts accepted.
-            seconds: Since the last step that was observed.
+            seconds: Since it last learnt.
         """
         gradient, information = _derivatives(log_odds, self._logarithms, verified, accepted)
         kept = max(np.exp(-len(verified) / WINDOW_ROWS), np.exp(-seconds / WINDOW_SECONDS))

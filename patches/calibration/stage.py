@@ -8,6 +8,7 @@ rank plans from the same bits; where ranks share nothing, `on` stays `shadow`.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from patches.calibration.mode import CalibrationMode, chosen_mode
 
 logger = logging.getLogger("vllm.dspark")
 
-PUBLISH_SECONDS = 1.0
-"""New temperatures take effect this often."""
+FIT_SECONDS = 1.0
+"""The fit learns this often, and new temperatures take effect then."""
+MOST_ROWS = 512
+"""Requests and steps that are kept for a fit; what a busy second has beyond them is left out."""
 
 
 class Calibration:
@@ -41,8 +44,9 @@ class Calibration:
         """[K] what the confidences that are ranked next were divided by."""
         self._applies = applies
         self._fit = TemperatureFit(steps)
-        self._observed_at: float | None = None
-        self._published_at = -np.inf
+        self._fitted_at: float | None = None
+        self._waiting: list[tuple[NDArray[Any], ...]] = []
+        self._rows = 0
         self._device = device
         self._inverse: torch.Tensor | None = None
 
@@ -63,12 +67,21 @@ class Calibration:
             accepted: [requests] drafts accepted.
             now: Seconds of a steady clock.
         """
-        seconds = 0.0 if self._observed_at is None else now - self._observed_at
-        self._observed_at = now
+        if self._rows < MOST_ROWS:
+            self._waiting.append((confidences, np.tile(applied, (len(verified), 1)), verified, accepted))
+            self._rows += len(verified)
+        if self._fitted_at is None:
+            self._fitted_at = now
+        if now - self._fitted_at >= FIT_SECONDS:
+            self._learn(now - self._fitted_at)
+            self._fitted_at = now
+
+    def _learn(self, seconds: float) -> None:
+        confidences, applied, verified, accepted = map(np.concatenate, zip(*self._waiting, strict=True))
+        self._waiting.clear()
+        self._rows = 0
         self._fit.observe(log_odds_of(confidences) * applied, verified, accepted, seconds)
-        if now - self._published_at >= PUBLISH_SECONDS:
-            self._published_at = now
-            self.temperatures = self._fit.temperatures
+        self.temperatures = self._fit.temperatures
 
     def calibrated(self, confidences: torch.Tensor) -> torch.Tensor:
         """The confidences to plan from, in stream order and without a wait.

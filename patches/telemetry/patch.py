@@ -80,7 +80,7 @@ def _follow_steps(runner_module: ModuleType) -> None:
         batch = wrapped(*args, **kwargs)
         recorder: StepRecorder | None = getattr(runner, _RECORDER)
         if recorder is not None:
-            recorder.prepared(runner, args[0], batch)
+            recorder.prepared(runner, batch)
         return batch
 
     def marking(name: str) -> Wrapped:

@@ -79,10 +79,10 @@ class StepRecorder:
         self._timed: StepTimes | None = None
         self._reported: NDArray[np.float64] | None = None
 
-    def prepared(self, runner: Any, scheduler_output: Any, batch: Any) -> None:
+    def prepared(self, runner: Any, batch: Any) -> None:
         """Note the step that `runner` has just prepared, if drafts are verified in it."""
         with self._ending_on_fault():
-            self._pending = _describe(runner, scheduler_output, batch) if self._writer is not None else None
+            self._pending = _describe(runner, batch) if self._writer is not None else None
             if self._pending is not None:
                 self.timer.begin(_predicted_seconds(runner.adaptive_verification, batch))
 
@@ -162,15 +162,14 @@ class StepRecorder:
                 writer.withdraw()
 
 
-def _describe(runner: Any, scheduler_output: Any, batch: Any) -> Step | None:
+def _describe(runner: Any, batch: Any) -> Step | None:
     """The step's record, or None where no drafts are verified."""
     scheduled_drafts = batch.num_draft_tokens_per_req
     if scheduled_drafts is None:
         return None
-    scheduled_tokens = np.fromiter(
-        map(scheduler_output.num_scheduled_tokens.__getitem__, batch.req_ids), dtype=np.int32, count=batch.num_reqs
+    eligible = eligible_drafts(
+        scheduled_drafts, batch.num_scheduled_tokens, batch.num_computed_tokens_np, batch.prefill_len_np
     )
-    eligible = eligible_drafts(scheduled_drafts, scheduled_tokens, batch.num_computed_tokens_np, batch.prefill_len_np)
     proposed = int(eligible.sum())
     if proposed == 0:
         return None

@@ -94,13 +94,12 @@ def count_step(
 def _judge(
     confidences: NDArray[np.floating], verified: NDArray[np.integer], accepted: NDArray[np.integer]
 ) -> Reliability:
-    # A confidence that is no number would stay in the sums for ever.
-    probabilities = np.nan_to_num(confidences)
+    probabilities = np.fmax(confidences, 0)  # 0 for a NaN, which would stay in the sums for ever
     positions = np.arange(probabilities.shape[1])
     was_verified = positions < verified[:, None]
     was_accepted = positions < accepted[:, None]
     told = was_verified & (positions <= accepted[:, None])
-    bins = np.clip((probabilities * BINS).astype(np.int64), 0, BINS - 1)
+    bins = np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
     refuted, confirmed = np.bincount((bins + BINS * was_accepted)[told], minlength=2 * BINS).reshape(2, BINS)
     return Reliability(
         expected=np.where(was_verified, survival_probabilities(probabilities), 0.0).sum(axis=0),

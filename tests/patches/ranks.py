@@ -2,7 +2,8 @@
 
 Each rank is a process of a real gloo group with vLLM's own tensor-parallel coordinator, and plans with the real
 manager of the vLLM on `PYTHONPATH`, patched as that release on that hardware is. Scheduling is the same on both;
-every estimate of rank 1 is off by a little. `own` leaves out the sharing of estimates. What each rank decided goes to
+every estimate of rank 1 is off by a little. `own` leaves out the sharing of estimates. With `DSPARK_CALIBRATION=on`
+rank 0, which alone counts, finds new temperatures all the time. What each rank decided goes to
 OUT, one file a rank: per step the budget, then the boundaries of the batch.
 """
 
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from patches.calibration.mode import CalibrationMode, chosen_mode
 from patches.hardware import CPU, CUDA_HOPPER
 from patches.install import apply, survey, vllm_root
 
@@ -90,8 +92,12 @@ def plan(manager, rank: int, steps: int) -> np.ndarray:
         decisions[step, 2 : 2 + boundaries.size] = boundaries
         # Estimates in quarters tie often; a rank's own error is as likely to break a tie as to keep it.
         estimates = schedule.integers(1, 5, (SLOTS, STEPS)) / 4 - rank * 1e-3 * noise.integers(0, 2, (SLOTS, STEPS))
+        if rank == 0 and chosen_mode() is CalibrationMode.ON:
+            manager.calibration.temperatures = noise.uniform(0.5, 2, STEPS)
         batch = SimpleNamespace(num_reqs=len(ids), idx_mapping=torch.from_numpy(slots))
         manager.record_confidences(torch.from_numpy(estimates.astype(np.float32)), batch)
+    if rank == 0 and chosen_mode() is CalibrationMode.ON:
+        assert (manager.calibration.applied != 1).all(), "the temperatures were never used"
     return decisions
 
 

@@ -61,6 +61,13 @@ def test_two_ranks_with_different_estimates_choose_the_same_plan(plans_of_two_ra
     assert np.unique(budgets).size > 10, "the steps must not all be alike"
 
 
+def test_two_ranks_choose_the_same_plan_while_one_calibrates(plans_of_two_ranks, monkeypatch):
+    monkeypatch.setenv("DSPARK_CALIBRATION", "on")
+    first, second = plans_of_two_ranks(vllm_release(), steps=1_000, estimates="shared")
+    assert (first == second).all()
+    assert np.unique(first[:, 1]).size > 10, "the steps must not all be alike"
+
+
 def test_two_ranks_that_keep_their_own_estimates_do_not(plans_of_two_ranks):
     first, second = plans_of_two_ranks(vllm_release(), steps=2_000, estimates="own")
     agreeing = (first == second).all(axis=1)
