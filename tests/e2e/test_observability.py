@@ -54,7 +54,7 @@ class Prometheus:
         return any(not math.isnan(float(sample["value"][1])) for sample in self.query(expression))
 
     def without_data(self, expressions: set[str], seconds: float = 400) -> set[str]:
-        """Those that yield nothing for so long: on a busy machine one step of sixteen, which is timed, may take minutes."""
+        """Those that yield nothing for so long: on a busy machine, sixteen steps to the next timed one are minutes."""
         deadline = time.monotonic() + seconds
         while (missing := {each for each in expressions if not self.has_data(each)}) and time.monotonic() < deadline:
             expressions = missing
@@ -149,7 +149,7 @@ def prometheus(
 
 def panel_queries() -> set[str]:
     """Every panel's queries, with the variables set as Grafana sets them."""
-    values = {"$__rate_interval": "1m", "$job": "dspark-serve", "$model_name": MODEL, "$engine": "0"}
+    values = {"$__rate_interval": "5m", "$job": "dspark-serve", "$model_name": MODEL, "$engine": "0"}
     queries = {
         target["expr"] for board in DASHBOARDS for panel in board["panels"] for target in panel.get("targets", ())
     }
