@@ -34,6 +34,12 @@ PROPOSED, VERIFIED, ACCEPTED, EXPECTED = (
 PREDICTIONS, CONFIRMED = (rate(f"dspark_confidence_{what}_total") for what in ("predictions", "accepted"))
 MEASURED, PREDICTED = rate("dspark_step_seconds_sum"), rate("dspark_step_predicted_seconds_total")
 
+PROMISED = " or ".join(
+    f'label_replace(vector({low / 10 + 0.05:.2f}), "bin", "{low / 10:.1f}-{(low + 1) / 10:.1f}", "", "")'
+    for low in range(10)
+)
+"""The middle of each bin of confidence: PromQL cannot read a number from a label."""
+
 
 def share(part: str, whole: str, by: str = "") -> str:
     """A ratio of sums; absent while the whole is zero."""
@@ -161,11 +167,14 @@ POSITIONS = (
 CONFIDENCE = (
     bars(
         "Reliability",
-        "Share of the drafts of each confidence that were accepted, those before them accepted. Right confidence has "
-        "every bar within its bin's bounds.",
+        "Share of the drafts of each confidence that were accepted, where those before them were, beside the middle of "
+        "the bin. Lower than promised: confidence promises too much.",
         SHARE,
         "bin",
-        (("accepted", share(CONFIRMED, PREDICTIONS, " by (bin)")),),
+        (
+            ("accepted", share(CONFIRMED, PREDICTIONS, " by (bin)")),
+            ("promised", f"({PROMISED}) and on (bin) (sum by (bin) ({PREDICTIONS}) > 0)"),
+        ),
     ).max(1),
     bars(
         "Confidences",

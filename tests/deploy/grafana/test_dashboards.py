@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from serve.metrics import BIN_NAMES
+
 ROOT = Path(__file__).parents[3]
 GRAFANA = ROOT / "deploy" / "grafana"
 FILES = sorted((GRAFANA / "dashboards").glob("*.json"))
@@ -125,6 +127,13 @@ def test_every_series_of_ours_is_shown_and_no_other_is_asked_for() -> None:
     for family, series in exported.items():
         assert series & asked, f"no panel shows {family}"
     assert {series for series in asked if series.startswith("dspark_")} <= set().union(*exported.values())
+
+
+def test_the_reliability_diagram_has_the_bins_of_the_server() -> None:
+    (promised,) = (expression for expression in expressions() if "label_replace" in expression)
+    middles = re.findall(r'vector\(([\d.]+)\), "bin", "([\d.]+)-([\d.]+)"', promised)
+    assert [f"{low}-{high}" for _, low, high in middles] == list(BIN_NAMES)
+    assert all(float(middle) == pytest.approx((float(low) + float(high)) / 2) for middle, low, high in middles)
 
 
 def test_the_provisioned_data_source_and_folder_fit() -> None:
