@@ -53,7 +53,7 @@ class Prometheus:
         """Whether it yields at least one number."""
         return any(not math.isnan(float(sample["value"][1])) for sample in self.query(expression))
 
-    def without_data(self, expressions: set[str], seconds: float = 400) -> set[str]:
+    def without_data(self, expressions: set[str], seconds: float = 240) -> set[str]:
         """Those that yield nothing for so long: on a busy machine, sixteen steps to the next timed one are minutes."""
         deadline = time.monotonic() + seconds
         while (missing := {each for each in expressions if not self.has_data(each)}) and time.monotonic() < deadline:
