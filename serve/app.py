@@ -85,6 +85,8 @@ def unavailable(lifecycle: Lifecycle) -> str:
     match lifecycle.state:
         case State.STARTING:
             return f"the server is starting ({lifecycle.phase.value}): try again in a few seconds"
+        case State.READY:
+            return "this node runs ranks for the server of another node, which has the API"
         case State.FAILED:
             return f"the engine is not running: {lifecycle.reason}"
         case _:

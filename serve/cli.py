@@ -43,6 +43,9 @@ Calibrating = Annotated[
         help="Whether temperatures of the confidences are fitted: not at all, only reported, or used for the budget.",
     ),
 ]
+Headless = Annotated[
+    bool, typer.Option("--headless", help="Run this node's ranks for the server of node 0, without an API.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -65,6 +68,7 @@ def up(
         float, typer.Option(envvar="DSPARK_DRAIN_SECONDS", min=0, help="What requests under way get to finish in.")
     ] = 30.0,
     access_log: Annotated[bool, typer.Option(envvar="DSPARK_ACCESS_LOG", help="Log each request.")] = False,
+    headless: Headless = False,
 ) -> None:
     """Serve a profile with vLLM's OpenAI endpoints, listening at once."""
     from serve.overrides import override
@@ -77,14 +81,16 @@ def up(
         sock, address = listen(host, port), None
     except ListenError:
         sock, address = None, (host, port)
-    report = run(recipe, verification=verification, extra=arguments, skip=skip or [], address=address)
+    report = run(
+        recipe, verification=verification, extra=arguments, skip=skip or [], address=address, headless=headless
+    )
     stop_on_errors(report)
     try:
         sock = sock or listen(host, port)
     except ListenError as error:
         raise InputError(f"{error}; choose another with --port or --host") from error
     prepare_environment(recipe)
-    serve_profile(recipe, arguments, sock, verification, calibration, report, drain_seconds, access_log)
+    serve_profile(recipe, arguments, sock, verification, calibration, report, drain_seconds, access_log, headless)
 
 
 @app.command()
@@ -96,6 +102,7 @@ def preflight(
     host: Host = "127.0.0.1",
     verification: Mode = Verification.ADAPTIVE,
     skip: Skips = None,
+    headless: Headless = False,
     as_json: Json = False,
 ) -> None:
     """Say whether a profile would start here, before any weight is read."""
@@ -110,6 +117,7 @@ def preflight(
         verification=verification,
         host=host,
         port=port,
+        headless=headless,
     )
     raise typer.Exit(code)
 
@@ -155,6 +163,7 @@ def serve_profile(
     report: Report,
     drain_seconds: float,
     access_log: bool,
+    headless: bool,
 ) -> NoReturn:
     """Run the server for a profile on a bound socket, then end the process with its exit code."""
     from patches.calibration.mode import VARIABLE as CALIBRATION_VARIABLE
@@ -185,6 +194,7 @@ def serve_profile(
             counter_directory=counters,
             drain_seconds=drain_seconds,
             access_log=access_log,
+            headless=headless,
         )
     )
     # Leave without the interpreter's teardown: a start may still be blocked in its thread inside vLLM, and the

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from typing import Any
@@ -51,7 +53,7 @@ class Engine:
     @property
     def model_names(self) -> list[str]:
         """The names that clients may ask for, the first one in metrics."""
-        return list(self._arguments.served_model_name or [self._arguments.model])
+        return served_names(self._arguments)
 
     @property
     def death(self) -> str | None:
@@ -97,6 +99,48 @@ class Engine:
         self.client.shutdown(timeout=0)
 
 
+class HeadlessEngine:
+    """This node's ranks of an engine whose server is on another node: vLLM's own `serve --headless`, as a child.
+
+    Attributes:
+        config: vLLM's `VllmConfig`.
+        app: None, for there is no API here.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], config: Any, arguments: Any) -> None:
+        self.config = config
+        self.app: ASGIApp | None = None
+        self._process = process
+        self._arguments = arguments
+
+    @property
+    def model_names(self) -> list[str]:
+        """The model's names, the first one in metrics."""
+        return served_names(self._arguments)
+
+    @property
+    def death(self) -> str | None:
+        """How the ranks ended, or None while they run."""
+        code = self._process.poll()
+        return None if code is None else f"vLLM's headless process ended with code {code}"
+
+    async def open(self, server: object, patch_digest: str) -> None:
+        """Nothing: the server of the other node confirms the patches of every rank."""
+
+    async def close(self) -> None:
+        """Nothing: there is no app."""
+
+    def shutdown(self) -> None:
+        """End the ranks. Blocks until vLLM has ended them."""
+        self._process.terminate()
+        self._process.wait()
+
+
+def served_names(arguments: Any) -> list[str]:
+    """The names that parsed arguments serve the model under."""
+    return list(arguments.served_model_name or [arguments.model])
+
+
 def start_engine(command_line: list[str], begin: Callable[[Phase], None]) -> Engine:
     """Start an engine. Blocks for the whole load: call it from a thread.
 
@@ -132,6 +176,28 @@ def start_engine(command_line: list[str], begin: Callable[[Phase], None]) -> Eng
     begin(Phase.BUILDING)
     _import_app()
     return Engine(client, arguments)
+
+
+def start_headless(command_line: list[str], begin: Callable[[Phase], None]) -> HeadlessEngine:
+    """Start this node's ranks. Returns once vLLM runs: only the other node's server can tell when they are loaded.
+
+    Args:
+        command_line: The arguments of `vllm serve`, among them which node this is.
+        begin: Told each step as it begins.
+
+    Raises:
+        InputError: vLLM refuses an argument or their combination.
+    """
+    _shield_engine_from_ctrl_c()
+    begin(Phase.IMPORTING)
+    _import_vllm()
+    begin(Phase.CONFIGURING)
+    arguments = _parse(command_line)
+    config = _configure(arguments, headless=True)
+    begin(Phase.LOADING)
+    words = [*command_line, "--headless", "--worker-extension-cls", WORKER_EXTENSION]
+    process = subprocess.Popen([sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *words])
+    return HeadlessEngine(process, config, arguments)
 
 
 def _shield_engine_from_ctrl_c() -> None:
@@ -179,13 +245,13 @@ def _parse(command_line: list[str]) -> Any:
     return arguments
 
 
-def _configure(arguments: Any) -> Any:
+def _configure(arguments: Any, *, headless: bool = False) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
     try:
         return AsyncEngineArgs.from_cli_args(arguments).create_engine_config(
-            usage_context=UsageContext.OPENAI_API_SERVER
+            usage_context=UsageContext.OPENAI_API_SERVER, headless=headless
         )
     except (ValueError, TypeError, OSError, NotImplementedError) as error:
         raise InputError(f"vLLM refuses this configuration: {one_line(error)}") from error

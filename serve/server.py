@@ -28,7 +28,7 @@ from prometheus_client import REGISTRY
 from patches.telemetry.counters import read_all
 from serve.activity import activity_line, summed
 from serve.app import Gateway, build_own_app
-from serve.engine import Engine, EngineStartError, one_line, start_engine
+from serve.engine import Engine, EngineStartError, HeadlessEngine, one_line, start_engine, start_headless
 from serve.errors import ExitCode, InputError
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
@@ -64,6 +64,7 @@ class Settings:
         counter_directory: Where workers write counters.
         drain_seconds: What requests under way get to finish in.
         access_log: Whether each request is logged.
+        headless: Run this node's ranks for the server of another node.
     """
 
     profile_name: str
@@ -75,6 +76,7 @@ class Settings:
     counter_directory: Path
     drain_seconds: float
     access_log: bool
+    headless: bool = False
 
 
 def make_counter_directory(base: str | None) -> Path:
@@ -111,7 +113,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.lifecycle = Lifecycle()
-        self.engine: Engine | None = None
+        self.engine: Engine | HeadlessEngine | None = None
         self.recent = RecentAcceptance()
         metrics = Combined(
             REGISTRY,
@@ -196,8 +198,9 @@ class Service:
 
     async def _start(self, server: Server) -> None:
         try:
-            engine = await self._in_thread(lambda: start_engine(self.settings.command_line, self.lifecycle.begin))
-            self.engine = engine
+            start = start_headless if self.settings.headless else start_engine
+            self.engine = await self._in_thread(lambda: start(self.settings.command_line, self.lifecycle.begin))
+            engine = self.engine
             await engine.open(server, self.settings.identity.patches.digest)
         except InputError as error:
             self._give_up(server, str(error), ExitCode.BAD_INPUT)
@@ -229,16 +232,23 @@ class Service:
         """Fail where the engine is dead. vLLM's own handlers may end the server first, so `run` asks once more."""
         if self.engine is None or (death := self.engine.death) is None:
             return
+        if self.settings.headless and self.lifecycle.state is State.DRAINING:
+            server.should_exit = True  # the other node's server has ended its ranks, which this drain waited for
+            return
         starting = self.lifecycle.state is State.STARTING
         code = ExitCode.START_FAILED if starting else ExitCode.ENGINE_DIED
         self._give_up(server, f"the engine died{' while it was started' if starting else ''}: {death}", code)
 
     async def _drain(self, server: Server) -> None:
-        """Once asked: take no new requests, let those under way finish in time, then end the server."""
+        """Once asked: take no new requests, let those under way finish in time, then end the server.
+
+        A headless node knows of no request, so it keeps its ranks for as long as the other node's may be under way.
+        """
         await self._drain_asked.wait()
         self.lifecycle.drain()
         deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
-        while self.gateway.in_flight and asyncio.get_running_loop().time() < deadline:
+        ranks_needed = self.settings.headless and self.engine is not None
+        while (self.gateway.in_flight or ranks_needed) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
         if self.gateway.in_flight:
             logger.warning("%d requests were not done in time", self.gateway.in_flight)
@@ -299,7 +309,10 @@ class Service:
     def _model_name(self) -> str | None:
         return None if self.engine is None else self.engine.model_names[0]
 
-    def _announce(self, engine: Engine) -> None:
+    def _announce(self, engine: Engine | HeadlessEngine) -> None:
+        if self.settings.headless:
+            logger.info("this node's ranks run; the server of node 0 tells when the model answers")
+            return
         model, url = engine.model_names[0], self.settings.url
         body = json.dumps({"model": model, "prompt": "def fibonacci(n):", "max_tokens": 64}, ensure_ascii=False)
         print(

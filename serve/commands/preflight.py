@@ -20,6 +20,7 @@ def preflight_command(
     verification: Verification = Verification.ADAPTIVE,
     host: str = "127.0.0.1",
     port: int | None = None,
+    headless: bool = False,
 ) -> int:
     """Print every failed check with its remedy; returns the exit code.
 
@@ -32,12 +33,13 @@ def preflight_command(
         verification: The verification mode.
         host: Address that the server would listen on.
         port: Its port; None leaves it unchecked.
+        headless: This node would have no API.
 
     Raises:
         InputError: no such profile or check, or a value that cannot be.
     """
     recipe = override(load(profile), sets, installed_names())
     address = None if port is None else (host, port)
-    report = run(recipe, verification=verification, extra=extra, skip=skip, address=address)
+    report = run(recipe, verification=verification, extra=extra, skip=skip, address=address, headless=headless)
     print(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(report.lines()))
     return int(report.exit_code)

@@ -31,6 +31,7 @@ def run(
     skip: Sequence[str] = (),
     address: tuple[str, int] | None = None,
     environment: Mapping[str, str] | None = None,
+    headless: bool = False,
 ) -> Report:
     """Check whether `profile` would start here. Neither vLLM nor torch is imported, and no weight is read.
 
@@ -41,6 +42,7 @@ def run(
         skip: Ids of checks to leave out.
         address: Host and port to listen on; None leaves the port unchecked.
         environment: Instead of this process's.
+        headless: This node would have no API.
 
     Raises:
         InputError: an unknown check in `skip`, or an argument that cannot be read or has the wrong type.
@@ -48,7 +50,7 @@ def run(
     started = time.monotonic()
     _known(skip, TABLE)
     names = installed_names()
-    planned = plan(profile, verification, extra, names=names, environment=environment)
+    planned = plan(profile, verification, extra, names=names, environment=environment, headless=headless)
     facts = gather(planned, names=names, address=address)
     return judge(planned, facts, skip=skip, started=started)
 

@@ -31,6 +31,9 @@ class Plan:
         environment: The process's environment over the profile's.
         adaptive: Whether vLLM would be told to verify adaptively.
         speculation: The speculative configuration; empty without speculation.
+        headless: Whether this node would have no API.
+        nodes: Nodes that the ranks are spread over.
+        node_rank: Which of them this is.
     """
 
     profile: Profile
@@ -47,6 +50,9 @@ class Plan:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
+    headless: bool
+    nodes: int
+    node_rank: int
     max_num_seqs: int | None
     max_model_len: int | None
     max_cudagraph_capture_size: int | None
@@ -58,10 +64,11 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """GPUs that the engine's ranks need; none on a CPU."""
+        """GPUs that the engine's ranks need on this node; none on a CPU."""
         if self.profile.hardware == "cpu":
             return 0
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        return -(-ranks // self.nodes)
 
     @property
     def mono_decode(self) -> bool:
@@ -84,6 +91,7 @@ def plan(
     *,
     names: ArgumentNames | None = None,
     environment: Mapping[str, str] | None = None,
+    headless: bool = False,
 ) -> Plan:
     """What `profile` with the words `extra` would start.
 
@@ -116,6 +124,9 @@ def plan(
         tensor_parallel_size=read.count(arguments, "tensor_parallel_size") or 1,
         pipeline_parallel_size=read.count(arguments, "pipeline_parallel_size") or 1,
         data_parallel_size=read.count(arguments, "data_parallel_size") or 1,
+        headless=headless,
+        nodes=read.count(arguments, "nnodes") or 1,
+        node_rank=read.count(arguments, "node_rank", least=0) or 0,
         max_num_seqs=read.count(arguments, "max_num_seqs"),
         max_model_len=read.count(arguments, "max_model_len", least=-1),
         max_cudagraph_capture_size=largest,

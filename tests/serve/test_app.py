@@ -188,3 +188,14 @@ def test_requests_under_way_are_counted_until_they_end_or_fail() -> None:
         asyncio.run(served({"type": "http", "path": "/v1/models"}, nothing, drop))
     assert seen == [1]
     assert served.in_flight == 0
+
+
+def test_a_headless_node_says_who_has_the_api() -> None:
+    async def request() -> httpx.Response:
+        transport = httpx.ASGITransport(Gateway(ready(), own=inner))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.get("/v1/models")
+
+    answer = asyncio.run(request())
+    assert answer.status_code == 503
+    assert "another node" in answer.json()["error"]["message"]

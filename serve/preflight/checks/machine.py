@@ -31,8 +31,9 @@ def _gpu_count(facts: Facts, plan: Plan) -> Finding:
     if have >= plan.gpus:
         return None
     product = f"{plan.tensor_parallel_size} x {plan.pipeline_parallel_size} x {plan.data_parallel_size}"
+    nodes = f", over {plan.nodes} nodes" if plan.nodes > 1 else ""
     return Problem(
-        f"{plan.gpus} GPUs are needed (tensor x pipeline x data parallel = {product}) and {have} are visible"
+        f"{plan.gpus} GPUs are needed (tensor x pipeline x data parallel = {product}{nodes}) and {have} are visible"
     )
 
 

@@ -21,7 +21,7 @@ DECIDED_HERE = {
     "host": "give --host before the --",
     "port": "give --port before the --",
     "uds": "the server listens on a TCP port: give --port before the --",
-    "headless": "run 'vllm serve --headless' for an engine without a server",
+    "headless": "give --headless before the --",
     "grpc": "the server speaks HTTP: run 'vllm serve --grpc' for gRPC",
     "api_server_count": "one process serves: run more replicas for more",
     "root_path": "strip the prefix in front of the server",
@@ -85,6 +85,17 @@ def _server_options(_: Facts, plan: Plan) -> Finding:
         return None
     named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
     return Problem(f"{named} cannot be given to vLLM here", "; ".join(dict.fromkeys(DECIDED_HERE[n] for n in given)))
+
+
+def _node(_: Facts, plan: Plan) -> Finding:
+    if plan.headless and plan.node_rank == 0 and "data_parallel_start_rank" not in plan.arguments:
+        return Problem(
+            "--headless is given, and this is node 0, which has the API",
+            "give --nnodes, --node-rank and --master-addr after the --, or leave --headless out",
+        )
+    if not plan.headless and plan.node_rank > 0 and not plan.on("data_parallel_external_lb"):
+        return Problem(f"this is node {plan.node_rank} of {plan.nodes}, and only node 0 has the API")
+    return None
 
 
 def _arguments(facts: Facts, plan: Plan) -> Finding:
@@ -222,6 +233,13 @@ CHECKS = (
         "the arguments of profile, --set and command line",
         "give it to dspark-serve, or leave it out",
         _server_options,
+    ),
+    Check(
+        "node",
+        "Node 0 has the API, and any other runs headless",
+        "--headless and node_rank",
+        "give --headless before the --",
+        _node,
     ),
     Check(
         "arguments",

@@ -136,11 +136,12 @@ def made_up_plan(
     *,
     verification: Verification = Verification.ADAPTIVE,
     environment: dict[str, str] | None = None,
+    headless: bool = False,
 ) -> Plan:
     assert ROOT is not None
     names = argument_names(ROOT)
     recipe = override(load(profile), sets or [], names)
-    return plan(recipe, verification, extra or [], names=names, environment=environment or {})
+    return plan(recipe, verification, extra or [], names=names, environment=environment or {}, headless=headless)
 
 
 def checkpoint(name: str) -> Checkpoint:

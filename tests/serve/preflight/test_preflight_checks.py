@@ -74,10 +74,11 @@ class Case:
     sets: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    headless: bool = False
     facts: Callable[[Facts], Facts] = lambda facts: facts
 
     def planned(self) -> Plan:
-        return made_up_plan(self.profile, self.sets, self.extra, environment=self.environment)
+        return made_up_plan(self.profile, self.sets, self.extra, environment=self.environment, headless=self.headless)
 
 
 TELEMETRY = next(patch for patch in LEDGER if patch.id == "verification-telemetry")
@@ -114,6 +115,14 @@ CASES = [
     Case("plugin", ("entry point",), facts=other(plugin_installed=False)),
     Case("development-mode", ("VLLM_SERVER_DEV_MODE",), environment={"VLLM_SERVER_DEV_MODE": "1"}),
     Case("server-options", ("--port", "before the --"), extra=["--port", "9"]),
+    Case("node", ("node 1 of 2", "--headless"), extra=["--nnodes=2", "--node-rank=1"]),
+    Case("node", ("this is node 0", "--node-rank"), extra=["--nnodes", "2"], headless=True),
+    Case(
+        "gpu-count",
+        ("2 GPUs", "2 x 1 x 2, over 2 nodes", "1 are visible"),
+        extra=["-n", "2"],
+        facts=machine(gpus=(Gpu(H200, H200),)),
+    ),
     Case("worker-extension", ("mine.Extension",), extra=["--worker-extension-cls", "mine.Extension"]),
     Case("arguments", ("--max-nums-seqs", "did you mean --max-num-seqs"), extra=["--max-nums-seqs", "4"]),
     Case(
@@ -345,3 +354,12 @@ def test_a_plan_names_every_wrong_value_once_and_at_once() -> None:
         "profile tiny-cpu: max_num_seqs takes a whole number of at least 1, not 'none'; gpu_memory_utilization takes"
     )
     assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(("rank", "headless"), [("0", False), ("1", True)])
+def test_a_node_needs_only_its_own_share_of_the_gpus(rank: str, headless: bool) -> None:
+    planned = made_up_plan(V4, extra=["--nnodes", "2", "--node-rank", rank], headless=headless)
+    facts = made_up_facts(planned)
+    two = replace(facts, machine=replace(facts.machine, gpus=facts.machine.gpus[:2]))
+    assert planned.gpus == 2
+    assert failed(judge(planned, two)) == {}

@@ -1,6 +1,6 @@
-"""Python imports this at start where the folder is on `PYTHONPATH`: the drafter's head then halves its log-odds.
+"""Python imports this at start where the folder is on `PYTHONPATH`: the drafter's head then doubles its log-odds.
 
-Every confidence is nearer to a half than the trained head means it, which makes the head far too timid.
+Every confidence is nearer to 0 or 1 than the trained head means it, which makes the head far too sure of itself.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import wrapt
 
-FACTOR = 0.5
+FACTOR = 2.0
 
 
-def _make_timid(speculator_module: ModuleType) -> None:
+def _make_bold(speculator_module: ModuleType) -> None:
     def sample(wrapped: Callable[..., None], speculator: Any, args: Any, kwargs: Any) -> None:
         wrapped(*args, **kwargs)
         confidences = speculator.draft_token_confidence_probs
@@ -23,4 +23,4 @@ def _make_timid(speculator_module: ModuleType) -> None:
     wrapt.wrap_function_wrapper(speculator_module, "DSparkSpeculator._sample_sequential", sample)
 
 
-wrapt.register_post_import_hook(_make_timid, "vllm.v1.worker.gpu.spec_decode.dspark.speculator")
+wrapt.register_post_import_hook(_make_bold, "vllm.v1.worker.gpu.spec_decode.dspark.speculator")
