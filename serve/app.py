@@ -12,9 +12,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client.exposition import choose_encoder
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve.exposition import choose_format
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined
 
@@ -121,7 +121,7 @@ def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], 
 
     @app.get("/metrics", summary="Prometheus metrics of vLLM and of verification")
     async def prometheus(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        encode, content_type = choose_format(request.headers.get("accept", ""))
         return Response(encode(metrics), headers={"Content-Type": content_type})
 
     @app.get("/dspark/status", summary="State, effective configuration, patches and recent acceptance")

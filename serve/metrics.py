@@ -60,6 +60,12 @@ class ServerCollector(Collector):
         for verification in Verification:
             mode.add_metric([verification.value], float(verification is identity.verification))
         yield mode
+        configured = GaugeMetricFamily(
+            "dspark_configured_mode", "1 for the verification mode that the server was started with.", labels=["mode"]
+        )
+        for verification in Verification:
+            configured.add_metric([verification.value], float(verification is identity.verification))
+        yield configured
         yield InfoMetricFamily(
             "dspark_build",
             "What this server was built from.",
@@ -104,7 +110,9 @@ _LABELS = ("engine", "model_name")
 
 def _counts(snapshots: Labelled) -> Iterator[Metric]:
     proposed = CounterMetricFamily(
-        "dspark_proposed_draft_tokens", "Drafts that were really drafted and scheduled.", labels=_LABELS
+        "dspark_proposed_draft_tokens",
+        "Drafts that were really drafted and scheduled.",
+        labels=(*_LABELS, "position"),
     )
     verified = CounterMetricFamily(
         "dspark_verified_draft_tokens",
@@ -118,7 +126,7 @@ def _counts(snapshots: Labelled) -> Iterator[Metric]:
         "dspark_verification_steps", "Verification steps, by what the budget did.", labels=(*_LABELS, "plan")
     )
     for labels, snapshot in snapshots:
-        proposed.add_metric(labels, sum(snapshot.proposed))
+        _add_each(proposed, labels, snapshot.proposed)
         _add_each(verified, labels, snapshot.verified)
         _add_each(accepted, labels, snapshot.accepted)
         for plan, count in snapshot.steps.items():

@@ -19,7 +19,7 @@ from serve.metrics import Combined
 
 class Good(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield GaugeMetricFamily("good", "Answers.", value=1)
+        yield GaugeMetricFamily("vllm:good", "Answers.", value=1)
 
 
 class Broken(Collector):
@@ -133,14 +133,28 @@ def test_our_paths_never_reach_vllm(path: str) -> None:
 def test_one_failing_source_does_not_fail_the_scrape() -> None:
     response = ask(ready(), "/metrics")
     names = [family.name for family in text_string_to_metric_families(response.text)]
-    assert names == ["good"]
+    assert names == ["vllm:good"]
 
 
-def test_openmetrics_is_answered_where_asked_for() -> None:
-    response = ask(ready(), "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
-    assert response.headers["content-type"].startswith("application/openmetrics-text")
-    assert response.text.rstrip().endswith("# EOF")
-    assert response.text.count("# EOF") == 1
+PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain"
+PROMETHEUS_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.5"
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        (PROMETHEUS_2, "application/openmetrics-text"),
+        (PROMETHEUS_3, "application/openmetrics-text"),
+        ("application/openmetrics-text;version=1.0.0;escaping=underscores", "application/openmetrics-text"),
+        ("text/plain;version=1.0.0;escaping=underscores", "text/plain"),
+        ("*/*", "text/plain"),
+    ],
+)
+def test_every_scraper_gets_its_format_and_the_same_names(accept: str, content_type: str) -> None:
+    response = ask(ready(), "/metrics", headers={"accept": accept})
+    assert response.headers["content-type"].startswith(content_type)
+    assert "\nvllm:good 1.0\n" in response.text
+    assert response.text.count("# EOF") == (content_type != "text/plain")
 
 
 def test_a_websocket_is_closed_while_starting() -> None:

@@ -55,12 +55,12 @@ def test_two_engines_are_two_series_that_sum_right(tmp_path: Path) -> None:
     second.add_step(step("none", (3, 0, 0), (3, 0, 0), confidence=0.5))
     samples = scrape(VerificationCollector(tmp_path, lambda: "tiny"))
     engine0, engine1 = "engine=0,model_name=tiny", "engine=1,model_name=tiny"
-    assert samples[f"dspark_proposed_draft_tokens_total{{{engine0}}}"] == 12
-    assert samples[f"dspark_proposed_draft_tokens_total{{{engine1}}}"] == 6
 
     def by_position(name: str, labels: str) -> list[float]:
         return [samples[f"dspark_{name}_draft_tokens_total{{{labels},position={p}}}"] for p in range(3)]
 
+    assert by_position("proposed", engine0) == [4, 4, 4]
+    assert by_position("proposed", engine1) == [2, 2, 2]
     assert by_position("verified", engine0) == [4, 2, 2]
     assert by_position("accepted", engine0) == [3, 2, 2]
     assert by_position("expected_accepted", engine0) == [2, 0.5, 0.25]
@@ -124,6 +124,10 @@ def test_the_server_says_what_it_is(verification: Verification) -> None:
     modes = {name: value for name, value in samples.items() if name.startswith("dspark_mode")}
     assert sum(modes.values()) == 1
     assert samples[f"dspark_mode{{mode={verification.value}}}"] == 1
+    configured = {name: value for name, value in samples.items() if name.startswith("dspark_configured_mode")}
+    assert len(configured) == len(Verification)
+    assert sum(configured.values()) == 1
+    assert samples[f"dspark_configured_mode{{mode={verification.value}}}"] == 1
     assert samples["dspark_patch_info{id=cpu-engine,status=applied}"] == 1
     assert any(name.startswith("dspark_build_info{hardware=cpu,") for name in samples)
 
