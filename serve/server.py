@@ -26,12 +26,14 @@ import uvloop
 from prometheus_client import REGISTRY
 
 from patches.telemetry.counters import read_all
+from serve.access import Access
 from serve.activity import activity_line, summed
 from serve.app import Gateway, build_own_app
 from serve.engine import Engine, EngineStartError, one_line, start_engine
 from serve.errors import ExitCode, InputError
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
+from serve.modes import ModeSwitch
 from serve.preflight.report import Report
 from serve.status import effective_configuration, patch_rows
 
@@ -62,6 +64,7 @@ class Settings:
         identity: Versions, hardware, patches, mode.
         preflight: What preflight found.
         counter_directory: Where workers write counters.
+        keys: What clients must send one of; empty for no key.
         drain_seconds: What requests under way get to finish in.
         access_log: Whether each request is logged.
     """
@@ -73,6 +76,7 @@ class Settings:
     identity: Identity
     preflight: Report
     counter_directory: Path
+    keys: list[str]
     drain_seconds: float
     access_log: bool
 
@@ -113,12 +117,14 @@ class Service:
         self.lifecycle = Lifecycle()
         self.engine: Engine | None = None
         self.recent = RecentAcceptance()
+        self.modes = ModeSwitch(self.lifecycle, settings.identity.verification)
         metrics = Combined(
             REGISTRY,
-            ServerCollector(self.lifecycle, settings.identity),
+            ServerCollector(self.lifecycle, settings.identity, self.modes),
             VerificationCollector(settings.counter_directory, self._model_name),
         )
-        self.gateway = Gateway(self.lifecycle, build_own_app(self.lifecycle, metrics, self.status))
+        own_app = build_own_app(self.lifecycle, metrics, self.status, self.modes, Access(settings.keys))
+        self.gateway = Gateway(self.lifecycle, own_app)
         self._drain_asked = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -158,7 +164,7 @@ class Service:
         identity = self.settings.identity
         body: dict[str, Any] = {
             "profile": self.settings.profile_name,
-            "verification": identity.verification.value,
+            "mode": self.modes.as_json(),
             "calibration": identity.calibration.value,
             "version": identity.version,
             "vllm_version": identity.patches.release,
@@ -199,6 +205,7 @@ class Service:
             engine = await self._in_thread(lambda: start_engine(self.settings.command_line, self.lifecycle.begin))
             self.engine = engine
             await engine.open(server, self.settings.identity.patches.digest)
+            await self.modes.attach(engine.client)
         except InputError as error:
             self._give_up(server, str(error), ExitCode.BAD_INPUT)
         except EngineStartError as error:
