@@ -21,6 +21,7 @@ from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined
 from serve.mode_routes import mode_routes
 from serve.modes import ModeSwitch
+from serve.page import page_routes
 
 RETRY_AFTER_SECONDS = 5
 """What a client is told to wait while the server starts."""
@@ -110,6 +111,7 @@ def build_own_app(
         redirect_slashes=False,
     )
     app.add_exception_handler(ApiError, answer_api_error)
+    app.include_router(page_routes())
     app.include_router(mode_routes(modes, access))
 
     @app.get("/livez", summary="Whether to leave the process alone: 200 until the engine is dead")

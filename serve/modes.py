@@ -16,7 +16,7 @@ from serve.profile import Verification
 
 logger = logging.getLogger("dspark-serve")
 
-CONFIRM_SECONDS = 10.0
+CONFIRM_SECONDS = 30.0
 """What an engine gets to confirm a switch in. One in a longer step still switches, and is noted when it answers."""
 
 

@@ -31,11 +31,12 @@ from serve.activity import activity_line, summed
 from serve.app import Gateway, build_own_app
 from serve.engine import Engine, EngineStartError, one_line, start_engine
 from serve.errors import ExitCode, InputError
+from serve.history import EVERY_SECONDS, History
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
 from serve.modes import ModeSwitch
 from serve.preflight.report import Report
-from serve.status import effective_configuration, patch_rows
+from serve.status import effective_configuration, patch_rows, verification_counts
 
 logger = logging.getLogger("dspark-serve")
 
@@ -46,6 +47,8 @@ NOTE_EVERY = 5
 """Acceptance totals are noted every so many watch rounds."""
 LOG_EVERY = 10
 """While busy, what was verified is logged every so many watch rounds."""
+HISTORY_EVERY = round(EVERY_SECONDS / WATCH_SECONDS)
+"""A point of the history is noted every so many."""
 ENGINE_END_SECONDS = 15
 """What vLLM gets to end its own processes in, before they are ended for it."""
 CLOSE_SECONDS = 5
@@ -117,6 +120,7 @@ class Service:
         self.lifecycle = Lifecycle()
         self.engine: Engine | None = None
         self.recent = RecentAcceptance()
+        self.history = History()
         self.modes = ModeSwitch(self.lifecycle, settings.identity.verification)
         metrics = Combined(
             REGISTRY,
@@ -171,6 +175,8 @@ class Service:
             "hardware": identity.patches.hardware,
             "patches": patch_rows(identity.patches),
             "last_minute": self.recent.summary(),
+            "history": self.history.as_json(asyncio.get_running_loop().time()),
+            **verification_counts(list(read_all(self.settings.counter_directory))),
             "requests_under_way": self.gateway.in_flight,
             "preflight": self.settings.preflight.as_json(),
         }
@@ -226,6 +232,8 @@ class Service:
             now = asyncio.get_running_loop().time()
             if rounds % NOTE_EVERY == 0:
                 self.recent.note(totals(counters, now))
+            if rounds % HISTORY_EVERY == 0:
+                self.history.note(totals(counters, now), self.modes.current)
             if rounds % LOG_EVERY == 0:
                 before, logged = logged, summed(read_all(counters), now)
                 if (line := activity_line(before, logged)) is not None:

@@ -106,6 +106,11 @@ class Server:
         return self.process.wait(timeout)
 
 
+def engine_core(server: Server) -> psutil.Process | None:
+    """The process of the server's first engine, or None while there is none."""
+    return next((p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name()), None)
+
+
 @contextlib.contextmanager
 def serving(
     directory: Path, *arguments: str, verification: str = "adaptive", vllm: tuple[str, ...] = (), **environment: str

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.running import MODEL, Server, serving
+from tests.e2e.running import MODEL, engine_core, serving
 
 
 def test_every_state_is_visible_from_the_first_second(tmp_path: Path) -> None:
@@ -113,10 +113,6 @@ def test_requests_under_way_are_finished_before_the_end(tmp_path: Path, stop: si
         assert server.client.get("/livez").status_code == 200
         assert under_way.result()["usage"]["completion_tokens"] == 200
         assert server.process.wait(60) == 0
-
-
-def engine_core(server: Server) -> psutil.Process | None:
-    return next((p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name()), None)
 
 
 def kill(process: psutil.Process | None) -> None:
