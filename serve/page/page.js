@@ -275,6 +275,7 @@ function drawServer(status) {
     ["vLLM", status.vllm_version],
     ["Hardware", status.hardware],
     ["Profile", status.profile],
+    ["Calibration", status.calibration],
   ];
   for (const [plan, steps] of Object.entries(status.steps)) pairs.push([`Steps, ${plan}`, count(steps)]);
   const { speculative, ...engine } = status.engine ?? {};

@@ -106,9 +106,10 @@ class Server:
         return self.process.wait(timeout)
 
 
-def engine_core(server: Server) -> psutil.Process | None:
-    """The process of the server's first engine, or None while there is none."""
-    return next((p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name()), None)
+def engine_cores(server: Server) -> list[psutil.Process]:
+    """The processes of the server's engines, by data-parallel rank; none before they are launched."""
+    cores = [p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name()]
+    return sorted(cores, key=lambda core: core.name())
 
 
 @contextlib.contextmanager
