@@ -24,7 +24,7 @@ endef
 export CUDA_TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test serve test test-engines lint bench-overhead requirements clean
+.PHONY: help setup setup-test serve test test-slow lint bench-overhead requirements clean
 
 include make/releases.mk make/gpu.mk
 
@@ -57,8 +57,8 @@ serve: setup ## Serve the bundled tiny pair on the CPU (PORT=8000)
 test: setup-test lint ## Check style and types, and run every test
 	@$(BIN)/python -m pytest tests
 
-test-engines: setup-test ## Two data-parallel engines under one server (minutes)
-	@$(BIN)/python -m pytest -m engines tests/e2e
+test-slow: setup-test ## Two data-parallel engines, and a thousand switches under load (minutes)
+	@$(BIN)/python -m pytest -m slow tests
 
 lint: setup-test ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -13,6 +13,7 @@ let answeredAt = null;
 let timer = null;
 let polling = false;
 let switching = false;
+let failure = null; // of the last switch, and the mode that it left: told until the mode is another
 
 const at = (id) => document.getElementById(id);
 
@@ -102,9 +103,10 @@ function drawMode({ mode, configured, switchable, reason, engines }) {
     button.setAttribute("aria-pressed", String(button.dataset.mode === mode));
     button.setAttribute("aria-disabled", String(!switchable || switching));
   }
-  if (!switching && at("mode-said").dataset.kept !== "yes") {
+  if (failure?.mode !== mode) failure = null;
+  if (!switching) {
     const differing = engines.map((engine) => `engine ${engine.engine}: ${engine.mode ?? "not confirmed"}`).join(", ");
-    say("mode-said", mode === null ? differing : `In force: ${mode}.`);
+    say("mode-said", failure?.text ?? (mode === null ? differing : `In force: ${mode}.`));
   }
   const lasting = "A switch reaches this server only and does not outlive a restart.";
   say("mode-note", `Configured: ${configured}. ${switchable ? lasting : `${upper(reason)}.`}`);
@@ -363,23 +365,24 @@ async function poll() {
 async function switchTo(mode) {
   if (switching || shown === null || !shown.mode.switchable || shown.mode.mode === mode) return;
   switching = true;
+  failure = null;
   drawMode(shown.mode);
   say("mode-said", `Switching to ${mode} …`);
-  let failure = null;
+  let problem = null;
   try {
     const body = JSON.stringify({ mode });
     const options = { method: "PUT", headers: { "Content-Type": "application/json" }, body };
     const response = await ask("mode", options, SWITCH_PATIENCE_MS);
     const answer = await response.json();
-    if (response.ok) shown.mode = answer;
-    else failure = answer.error.message;
+    if (!response.ok) problem = answer.error.message;
+    // What is not confirmed is answered with what is known.
+    if (response.ok || answer.error.engines) shown.mode = response.ok ? answer : answer.error;
   } catch (error) {
     if (error instanceof Refused) askForKey();
-    else failure = "the server does not answer";
+    else problem = "the server does not answer";
   }
   switching = false;
-  at("mode-said").dataset.kept = failure === null ? "no" : "yes";
-  if (failure !== null) say("mode-said", `Not switched: ${failure}.`);
+  if (problem !== null) failure = { text: `Not switched: ${problem}.`, mode: shown.mode.mode };
   drawMode(shown.mode);
   poll();
 }

@@ -1,6 +1,6 @@
 """The mode of two data-parallel engines: confirmed by both, and told apart while one does not answer.
 
-`make test-engines`: two engines load for minutes on two cores.
+`make test-slow`: two engines load for minutes on two cores.
 """
 
 import random
@@ -16,7 +16,7 @@ from tests.e2e.prompts import python_prompts
 from tests.e2e.running import Server, engine_cores, serving
 from tests.e2e.test_modes import complete_all, plans, switch
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
