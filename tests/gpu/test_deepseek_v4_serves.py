@@ -68,4 +68,5 @@ def test_adaptive_verification_starts_flattens_and_serves(tmp_path):
     (counted,) = read_all(tmp_path / "telemetry")
     print(counted)
     assert counted.proposed >= counted.verified > 0
-    assert counted.steps["trimmed"] > 0
+    assert counted.steps["full"] + counted.steps["trimmed"] > 0
+    assert counted.steps["fixed"] == 0
