@@ -71,6 +71,8 @@ class ModeSwitch:
         """Why the mode cannot be switched, or None where it can."""
         if self._lifecycle.state is not State.READY:
             return f"the server is {self._lifecycle.state.value}: the mode is switched while it is ready"
+        if not self._started_adaptive and self.configured is Verification.ADAPTIVE:
+            return f"adaptive verification was asked for and the engine does {self.current}: its log says why"
         if not self._started_adaptive:
             return (
                 f"this server was started with --verification {self.configured.value} and does {self.current}: only "

@@ -321,7 +321,7 @@ class Service:
             f"\ndspark-serve is ready: {model} at {url} ({self.settings.identity.verification.value} verification)\n\n"
             f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
             f"    -d {shlex.quote(body)}\n\n"
-            f"  metrics {url}/metrics   status {url}/dspark/status\n",
+            f"  metrics {url}/metrics   status {url}/dspark/\n",
             flush=True,
         )
 
