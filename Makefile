@@ -24,7 +24,7 @@ endef
 export CUDA_TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test serve test lint bench-overhead requirements clean
+.PHONY: help setup setup-test serve test test-slow lint bench-overhead requirements clean
 
 include make/releases.mk make/gpu.mk make/deploy.mk make/chart.mk
 
@@ -56,6 +56,9 @@ serve: setup ## Serve the bundled tiny pair on the CPU (PORT=8000)
 
 test: setup-test lint ## Check style and types, and run every test
 	@$(BIN)/python -m pytest tests
+
+test-slow: setup-test ## What takes minutes: every pair of the chart's switches, two nodes, two engines, a thousand switches of the mode
+	@$(BIN)/python -m pytest -m slow tests
 
 lint: setup-test ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -34,6 +34,16 @@ def survival_probabilities(confidences: NDArray[np.floating]) -> NDArray[np.floa
     return np.cumprod(confidences, axis=1, dtype=np.float64)
 
 
+def full_budget(eligible: NDArray[np.integer], max_budget: int) -> int:
+    """Every draft that may be verified, as far as the bound allows: the budget of fixed verification.
+
+    Args:
+        eligible: [requests] drafts of each request that may be verified.
+        max_budget: Upper bound, for example what the rejection sampler can take in one chunk.
+    """
+    return min(int(eligible.sum()), max(0, max_budget))
+
+
 def choose_budget(
     survival: NDArray[np.float64],
     eligible: NDArray[np.integer],
@@ -57,11 +67,11 @@ def choose_budget(
         costs: Cost tables that reach `other_tokens + max_budget` tokens.
 
     Returns:
-        A budget from 0 to min(sum of eligible, max_budget). The smallest one among equals.
+        A budget from 0 to `full_budget`. The smallest one among equals.
     """
     requests, steps = survival.shape
     slots = np.arange(steps)[None, :] < eligible[:, None]
-    limit = min(int(eligible.sum()), max(0, max_budget))
+    limit = full_budget(eligible, max_budget)
     scores = np.sort(survival[slots])[::-1][:limit]
     expected_tokens = sampling_requests + np.concatenate(([0.0], np.cumsum(scores)))
     milliseconds = costs.draft_ms[requests] + costs.verify_ms[other_tokens : other_tokens + limit + 1]

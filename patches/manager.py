@@ -2,10 +2,10 @@
 
 Upstream's `AdaptiveVerificationManager` counts the scheduler's padding among the drafts. A fresh request has a
 confidence of 1.0, so its K padded drafts rank first: the step verifies tokens that do not exist and refuses real
-ones for it. Here padding is not eligible. The budget itself (`patches.budget`) follows upstream's rule. What comes
-after the choice, compaction on the host and the ranking on the device, is upstream's and works from the eligible
-counts. Estimates are first calibrated (`patches.calibration`) and made the same on every tensor-parallel rank
-(`patches.consensus`).
+ones for it. Here padding is not eligible. The budget itself (`patches.budget`) follows upstream's rule; in fixed mode
+(`patches.modes`) it is every eligible draft. What comes after the choice, compaction on the host and the ranking on
+the device, is upstream's and works from the eligible counts. Estimates are first calibrated (`patches.calibration`) and
+made the same on every tensor-parallel rank (`patches.consensus`).
 
 Everything that changes how budgets are chosen belongs in this class, one stage a module.
 """
@@ -23,9 +23,10 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 
 from patches import consensus
 from patches.admission import eligible_drafts
-from patches.budget import CostTables, choose_budget, survival_probabilities
+from patches.budget import CostTables, choose_budget, full_budget, survival_probabilities
 from patches.calibration.stage import begin_calibration
 from patches.install import is_applied
+from patches.modes import Mode
 from patches.telemetry import trace
 
 
@@ -37,11 +38,15 @@ class StepPlan:
     """Drafts to verify."""
     eligible: dict[str, int]
     """Request id -> drafts that were really drafted for it."""
+    mode: Mode
+    """What chose the budget."""
 
 
 class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
     """Upstream's manager with eligible drafts only, and a record of what it decided."""
 
+    mode: Mode = Mode.ADAPTIVE
+    """How the next budget is chosen; `patches.modes` sets it between steps."""
     plan: StepPlan | None = None
     """The decision for the step in preparation."""
 
@@ -88,17 +93,21 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         prefill = states.prefill_len.np[slots]
         eligible = eligible_drafts(scheduled_drafts, scheduled_tokens, computed, prefill)
 
-        assert self.cost_tables is not None
-        budget = choose_budget(
-            survival_probabilities(self._stale_confidences[self._stale_idx].np[slots]),
-            eligible,
-            sampling_requests=int(np.count_nonzero(computed + other_tokens >= prefill)),
-            other_tokens=int(other_tokens.sum()),
-            max_budget=self._max_total_logits - len(request_ids) * self.num_bonus_tokens,
-            costs=CostTables(*self.cost_tables),
-        )
+        max_budget = self._max_total_logits - len(request_ids) * self.num_bonus_tokens
+        if self.mode is Mode.FIXED:
+            budget = full_budget(eligible, max_budget)
+        else:
+            assert self.cost_tables is not None
+            budget = choose_budget(
+                survival_probabilities(self._stale_confidences[self._stale_idx].np[slots]),
+                eligible,
+                sampling_requests=int(np.count_nonzero(computed + other_tokens >= prefill)),
+                other_tokens=int(other_tokens.sum()),
+                max_budget=max_budget,
+                costs=CostTables(*self.cost_tables),
+            )
         eligible_by_id = dict(zip(request_ids, eligible.tolist(), strict=True))
-        self.plan = StepPlan(budget, eligible_by_id)
+        self.plan = StepPlan(budget, eligible_by_id, self.mode)
         self._batch_budget = (
             eligible_by_id,
             dict(zip(request_ids, other_tokens.tolist(), strict=True)),

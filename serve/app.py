@@ -10,13 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve.access import Access
+from serve.api_errors import ApiError, answer_api_error, error_body
 from serve.exposition import choose_format
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined
+from serve.mode_routes import mode_routes
+from serve.modes import ModeSwitch
+from serve.page import page_routes
 
 RETRY_AFTER_SECONDS = 5
 """What a client is told to wait while the server starts."""
@@ -58,16 +63,7 @@ async def refuse(lifecycle: Lifecycle, scope: Scope, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1013, "reason": unavailable(lifecycle)})
         return
-    body = json.dumps(
-        {
-            "error": {
-                "message": unavailable(lifecycle),
-                "type": "service_unavailable",
-                "param": None,
-                "code": 503,
-            }
-        }
-    ).encode()
+    body = json.dumps(error_body(503, "service_unavailable", unavailable(lifecycle))).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
@@ -93,13 +89,21 @@ def unavailable(lifecycle: Lifecycle) -> str:
             return "the server is shutting down and takes no new requests"
 
 
-def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], dict[str, Any]]) -> FastAPI:
+def build_own_app(
+    lifecycle: Lifecycle,
+    metrics: Combined,
+    status: Callable[[], dict[str, Any]],
+    modes: ModeSwitch,
+    access: Access,
+) -> FastAPI:
     """The routes that are not vLLM's. They answer in every state.
 
     Args:
         lifecycle: The server's state.
         metrics: Every metric to expose.
         status: Builds the body of `/dspark/status`.
+        modes: The verification mode of every engine.
+        access: Asks for the key where one is set; probes and metrics need none.
     """
     app = FastAPI(
         title="dspark-serve",
@@ -108,6 +112,9 @@ def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], 
         openapi_url="/dspark/openapi.json",
         redirect_slashes=False,
     )
+    app.add_exception_handler(ApiError, answer_api_error)
+    app.include_router(page_routes())
+    app.include_router(mode_routes(modes, access))
 
     @app.get("/livez", summary="Whether to leave the process alone: 200 until the engine is dead")
     async def livez() -> JSONResponse:
@@ -124,7 +131,11 @@ def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], 
         encode, content_type = choose_format(request.headers.get("accept", ""))
         return Response(encode(metrics), headers={"Content-Type": content_type})
 
-    @app.get("/dspark/status", summary="State, effective configuration, patches and recent acceptance")
+    @app.get(
+        "/dspark/status",
+        summary="State, effective configuration, patches, mode and recent acceptance",
+        dependencies=[Depends(access)],
+    )
     async def dspark_status() -> dict[str, Any]:
         return {**_state(lifecycle), **status()}
 

@@ -168,6 +168,7 @@ def serve_profile(
     """Run the server for a profile on a bound socket, then end the process with its exit code."""
     from patches.calibration.mode import VARIABLE as CALIBRATION_VARIABLE
     from patches.telemetry.counters import DIRECTORY_VARIABLE
+    from serve.access import keys_of
     from serve.metrics import Identity
     from serve.server import Settings, make_counter_directory, run
 
@@ -178,10 +179,11 @@ def serve_profile(
     counters = make_counter_directory(os.environ.get(DIRECTORY_VARIABLE))
     os.environ[DIRECTORY_VARIABLE] = str(counters)
     os.environ[CALIBRATION_VARIABLE] = calibration.value
+    command_line = recipe.command_line(verification, arguments)
     code = run(
         Settings(
             profile_name=recipe.name,
-            command_line=recipe.command_line(verification, arguments),
+            command_line=command_line,
             sock=sock,
             url=url_of(sock),
             identity=Identity(
@@ -192,6 +194,7 @@ def serve_profile(
             ),
             preflight=report,
             counter_directory=counters,
+            keys=keys_of(command_line, os.environ),
             drain_seconds=drain_seconds,
             access_log=access_log,
             headless=headless,

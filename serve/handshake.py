@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from serve.engine_calls import call_core, call_workers, engine_numbers
+
 REPORT = "dspark_patch_report"
 """Method of every engine core (`patches.engine_report`) and every worker (`patches.worker_extension`)."""
 
-WORKER_EXTENSION = "patches.worker_extension.PatchReport"
+WORKER_EXTENSION = "patches.worker_extension.WorkerExtension"
 """What the engine must be given as `worker_extension_cls`."""
 
 _PLUGIN_MISSING = (
@@ -36,28 +38,24 @@ async def confirm_patches(engine_client: Any, expected_digest: str) -> None:
         PatchMismatchError: a process lacks the plugin, failed to install a patch, or has other patches; the message
             names the first such process.
     """
-    core_client = engine_client.engine_core
-    engines = core_client.core_engines
-    # Each engine by itself: a data-parallel client's own broadcast answers for the first one only (before 0.32.0),
-    # or raises without saying which engine failed.
-    answers = await asyncio.gather(*(_ask(core_client, engine) for engine in engines))
-    for number, answer in zip(core_client.engine_ranks_managed, answers, strict=True):
+    engines = engine_numbers(engine_client)
+    answers = await asyncio.gather(*(_ask(engine_client, engine) for engine in engines))
+    for number, answer in zip(engines, answers, strict=True):
         core, workers = answer
         _check(f"engine core {number}", core, expected_digest)
         for rank, worker in enumerate(workers):
             _check(f"worker {rank} of engine {number}", worker, expected_digest)
 
 
-async def _ask(core_client: Any, engine: Any) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+async def _ask(engine_client: Any, engine: int) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """What an engine core (None: it lacks the plugin) and its workers report."""
     try:
-        core = await core_client._call_utility_async(REPORT, engine=engine)
+        core = await call_core(engine_client, engine, REPORT)
     except Exception as error:
         if f"no attribute '{REPORT}'" not in str(error):
             raise
         return None, []
-    workers = await core_client._call_utility_async("collective_rpc", REPORT, None, (), None, engine=engine)
-    return core, workers
+    return core, await call_workers(engine_client, engine, REPORT)
 
 
 def _check(process: str, report: dict[str, Any] | None, expected_digest: str) -> None:

@@ -27,6 +27,7 @@ from patches.install import Installed
 from patches.telemetry.counters import SECONDS_BOUNDS, Snapshot, read_all
 from patches.telemetry.tally import BINS
 from serve.lifecycle import Lifecycle, State
+from serve.modes import ModeSwitch
 from serve.profile import Verification
 
 logger = logging.getLogger("dspark-serve")
@@ -45,9 +46,10 @@ class Identity:
 class ServerCollector(Collector):
     """State, mode and build: what the server knows by itself."""
 
-    def __init__(self, lifecycle: Lifecycle, identity: Identity) -> None:
+    def __init__(self, lifecycle: Lifecycle, identity: Identity, modes: ModeSwitch) -> None:
         self._lifecycle = lifecycle
         self._identity = identity
+        self._modes = modes
 
     def collect(self) -> Iterator[Metric]:
         """Series that exist in every state."""
@@ -56,9 +58,13 @@ class ServerCollector(Collector):
         for each in State:
             state.add_metric([each.value], float(each is self._lifecycle.state))
         yield state
-        mode = GaugeMetricFamily("dspark_mode", "1 for the verification mode in force.", labels=["mode"])
+        mode = GaugeMetricFamily(
+            "dspark_mode",
+            "1 for the verification mode in force on every engine, and for none while they differ.",
+            labels=["mode"],
+        )
         for verification in Verification:
-            mode.add_metric([verification.value], float(verification is identity.verification))
+            mode.add_metric([verification.value], float(verification.value == self._modes.current))
         yield mode
         configured = GaugeMetricFamily(
             "dspark_configured_mode", "1 for the verification mode that the server was started with.", labels=["mode"]

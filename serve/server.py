@@ -26,14 +26,17 @@ import uvloop
 from prometheus_client import REGISTRY
 
 from patches.telemetry.counters import read_all
+from serve.access import Access
 from serve.activity import activity_line, summed
 from serve.app import Gateway, build_own_app
 from serve.engine import Engine, EngineStartError, HeadlessEngine, one_line, start_engine, start_headless
 from serve.errors import ExitCode, InputError
+from serve.history import EVERY_SECONDS, History
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
+from serve.modes import ModeSwitch
 from serve.preflight.report import Report
-from serve.status import effective_configuration, patch_rows
+from serve.status import effective_configuration, patch_rows, verification_counts
 
 logger = logging.getLogger("dspark-serve")
 
@@ -44,6 +47,8 @@ NOTE_EVERY = 5
 """Acceptance totals are noted every so many watch rounds."""
 LOG_EVERY = 10
 """While busy, what was verified is logged every so many watch rounds."""
+HISTORY_EVERY = round(EVERY_SECONDS / WATCH_SECONDS)
+"""A point of the history is noted every so many."""
 ENGINE_END_SECONDS = 15
 """What vLLM gets to end its own processes in, before they are ended for it."""
 CLOSE_SECONDS = 5
@@ -62,6 +67,7 @@ class Settings:
         identity: Versions, hardware, patches, mode.
         preflight: What preflight found.
         counter_directory: Where workers write counters.
+        keys: What clients must send one of; empty for no key.
         drain_seconds: What requests under way get to finish in.
         access_log: Whether each request is logged.
         headless: Run this node's ranks for the server of another node.
@@ -74,6 +80,7 @@ class Settings:
     identity: Identity
     preflight: Report
     counter_directory: Path
+    keys: list[str]
     drain_seconds: float
     access_log: bool
     headless: bool = False
@@ -115,12 +122,15 @@ class Service:
         self.lifecycle = Lifecycle()
         self.engine: Engine | HeadlessEngine | None = None
         self.recent = RecentAcceptance()
+        self.history = History()
+        self.modes = ModeSwitch(self.lifecycle, settings.identity.verification)
         metrics = Combined(
             REGISTRY,
-            ServerCollector(self.lifecycle, settings.identity),
+            ServerCollector(self.lifecycle, settings.identity, self.modes),
             VerificationCollector(settings.counter_directory, self._model_name),
         )
-        self.gateway = Gateway(self.lifecycle, build_own_app(self.lifecycle, metrics, self.status))
+        own_app = build_own_app(self.lifecycle, metrics, self.status, self.modes, Access(settings.keys))
+        self.gateway = Gateway(self.lifecycle, own_app)
         self._drain_asked = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -160,13 +170,15 @@ class Service:
         identity = self.settings.identity
         body: dict[str, Any] = {
             "profile": self.settings.profile_name,
-            "verification": identity.verification.value,
+            "mode": self.modes.as_json(),
             "calibration": identity.calibration.value,
             "version": identity.version,
             "vllm_version": identity.patches.release,
             "hardware": identity.patches.hardware,
             "patches": patch_rows(identity.patches),
             "last_minute": self.recent.summary(),
+            "history": self.history.as_json(asyncio.get_running_loop().time()),
+            **verification_counts(list(read_all(self.settings.counter_directory))),
             "requests_under_way": self.gateway.in_flight,
             "preflight": self.settings.preflight.as_json(),
         }
@@ -202,6 +214,8 @@ class Service:
             self.engine = await self._in_thread(lambda: start(self.settings.command_line, self.lifecycle.begin))
             engine = self.engine
             await engine.open(server, self.settings.identity.patches.digest)
+            if isinstance(engine, Engine):
+                await self.modes.attach(engine.client)
         except InputError as error:
             self._give_up(server, str(error), ExitCode.BAD_INPUT)
         except EngineStartError as error:
@@ -222,6 +236,8 @@ class Service:
             now = asyncio.get_running_loop().time()
             if rounds % NOTE_EVERY == 0:
                 self.recent.note(totals(counters, now))
+            if rounds % HISTORY_EVERY == 0:
+                self.history.note(totals(counters, now), self.modes.current)
             if rounds % LOG_EVERY == 0:
                 before, logged = logged, summed(read_all(counters), now)
                 if (line := activity_line(before, logged)) is not None:
@@ -319,7 +335,7 @@ class Service:
             f"\ndspark-serve is ready: {model} at {url} ({self.settings.identity.verification.value} verification)\n\n"
             f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
             f"    -d {shlex.quote(body)}\n\n"
-            f"  metrics {url}/metrics   status {url}/dspark/status\n",
+            f"  metrics {url}/metrics   status {url}/dspark/\n",
             flush=True,
         )
 

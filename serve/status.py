@@ -1,10 +1,13 @@
-"""What `/dspark/status` says about the engine's effective configuration and the patches."""
+"""What `/dspark/status` says about the engine's effective configuration, the patches and what was verified."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from patches.install import Installed
+from patches.telemetry.counters import PLANS, Snapshot
+from patches.telemetry.tally import BINS
 
 
 def effective_configuration(config: Any) -> dict[str, Any]:
@@ -44,4 +47,54 @@ def patch_rows(patches: Installed) -> list[dict[str, str]]:
     return [
         {"id": decision.patch.id, "status": decision.status.value, "reason": decision.reason}
         for decision in patches.decisions
+    ]
+
+
+def verification_counts(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """What all engines verified since they were started.
+
+    Args:
+        snapshots: One of every engine; none without speculation.
+
+    Returns:
+        `steps` by plan, `positions` (from 0) and `reliability` by confidence. `reliability` and every `expected` are
+        None where nothing predicts acceptance.
+    """
+    return {
+        "steps": {plan: sum(snapshot.steps[plan] for snapshot in snapshots) for plan in PLANS},
+        "positions": _positions(snapshots),
+        "reliability": _reliability(snapshots),
+    }
+
+
+def _positions(snapshots: Sequence[Snapshot]) -> list[dict[str, float | None]]:
+    predicting = [snapshot.expected for snapshot in snapshots if snapshot.expected is not None]
+    return [
+        {
+            "position": position,
+            "proposed": sum(snapshot.proposed[position] for snapshot in snapshots),
+            "verified": sum(snapshot.verified[position] for snapshot in snapshots),
+            "accepted": sum(snapshot.accepted[position] for snapshot in snapshots),
+            "expected": round(sum(expected[position] for expected in predicting), 3) if predicting else None,
+        }
+        for position in range(max((snapshot.max_drafts for snapshot in snapshots), default=0))
+    ]
+
+
+def _reliability(snapshots: Sequence[Snapshot]) -> list[dict[str, float]] | None:
+    predicting = [
+        (snapshot.bin_predictions, snapshot.bin_accepted)
+        for snapshot in snapshots
+        if snapshot.bin_predictions is not None and snapshot.bin_accepted is not None
+    ]
+    if not predicting:
+        return None
+    return [
+        {
+            "from": number / BINS,
+            "to": (number + 1) / BINS,
+            "predictions": sum(predictions[number] for predictions, _ in predicting),
+            "accepted": sum(accepted[number] for _, accepted in predicting),
+        }
+        for number in range(BINS)
     ]

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from serve.access import Access
 from serve.app import OWN_PATHS, build_own_app
 from serve.lifecycle import Lifecycle
 from serve.metrics import Combined
-from serve.profile import Profile
+from serve.modes import ModeSwitch
+from serve.profile import Profile, Verification
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -37,7 +39,9 @@ def test_every_explained_metric_exists() -> None:
 
 
 def test_every_path_of_ours_is_explained() -> None:
-    routes = {route.path for route in build_own_app(Lifecycle(), Combined(), dict).routes}  # type: ignore[attr-defined]
+    life = Lifecycle()
+    app = build_own_app(life, Combined(), dict, ModeSwitch(life, Verification.ADAPTIVE), Access([]))
+    routes = {route.path for route in app.routes}  # type: ignore[attr-defined]
     for path in routes:
         assert f"`{path}`" in README, path
         assert any(path == own or path.startswith(own + "/") for own in OWN_PATHS)

@@ -25,6 +25,7 @@ from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 
 from patches.admission import eligible_drafts
 from patches.calibration.stage import Calibration
+from patches.modes import Mode
 from patches.telemetry import trace
 from patches.telemetry.counters import CounterWriter
 from patches.telemetry.tally import count_step
@@ -47,7 +48,7 @@ class Step:
         temperatures: [K] what it has divided the confidences' log-odds by; None without one.
         times: The step's marks, where it is timed.
         confidences: The same on the host, once the output's event has passed.
-        rejected: [requests] drafts verified and refused, likewise; None where `plan` tells what was verified.
+        rejected: [requests] drafts verified and refused, likewise; None where the budget tells what was verified.
     """
 
     plan: str
@@ -61,9 +62,16 @@ class Step:
     confidences: NDArray[np.float32] | None = None
     rejected: NDArray[np.int32] | None = None
 
+    @property
+    def trimmed(self) -> bool:
+        """Whether only the device knows which drafts are verified; a fixed step's may exceed what the sampler takes."""
+        return 0 < self.budget < int(self.proposed.sum())
 
-def step_plan(*, proposed: int, budget: int) -> str:
-    """The `plan` label of an adaptive step."""
+
+def step_plan(mode: Mode, *, proposed: int, budget: int) -> str:
+    """The `plan` label of a step."""
+    if mode is Mode.FIXED:
+        return "fixed"
     if budget == proposed:
         return "full"
     return "trimmed" if budget else "none"
@@ -95,13 +103,13 @@ class StepRecorder:
         """Send what only the device knows of the step to the host, behind the output's own copies."""
         with self._ending_on_fault():
             step.times = self.timer.take()
-            if step.live_confidences is None and step.plan != "trimmed":
+            if step.live_confidences is None and not step.trimmed:
                 return
             # The copy stream already waits for the sampler, and so for everything copied here.
             with stream(runner.output_copy_stream, runner.main_stream):
                 if step.live_confidences is not None:
                     step.confidences = async_copy_to_np(step.live_confidences)
-                if step.plan == "trimmed":
+                if step.trimmed:
                     step.rejected = async_copy_to_np(output.sampler_output.num_rejected)
                 output.copy_event.record(runner.output_copy_stream)
 
@@ -179,7 +187,7 @@ def _describe(runner: Any, batch: Any) -> Step | None:
         return Step(plan="fixed", rows=rows, proposed=eligible[rows], budget=proposed)
     budget, calibration = manager.plan.budget, manager.calibration
     return Step(
-        plan=step_plan(proposed=proposed, budget=budget),
+        plan=step_plan(manager.plan.mode, proposed=proposed, budget=budget),
         rows=rows,
         proposed=eligible[rows],
         budget=budget,
@@ -197,7 +205,7 @@ def _predicted_seconds(manager: Any, batch: Any) -> float | None:
 
 
 def _verified(step: Step, accepted: NDArray[np.integer]) -> NDArray[np.integer]:
-    """[rows] drafts that were verified: what the sampler accepted and refused, where the plan does not tell."""
+    """[rows] drafts that were verified: what the sampler accepted and refused, where the budget does not tell."""
     if step.rejected is not None:
         return accepted + step.rejected[step.rows]
     return step.proposed if step.budget else np.zeros_like(step.proposed)

@@ -1,10 +1,15 @@
-"""One adaptive server for all tests that only talk to it."""
+"""One adaptive server for all tests that only talk to it, and one for those that change it."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.running import Server, serving
+
+KEY = "a key for the tests"
+SMALL_SAMPLER = Path(__file__).with_name("small_sampler")
 
 
 @pytest.fixture(scope="session")
@@ -12,5 +17,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """An adaptive server that reports each request's acceptance."""
     directory = tmp_path_factory.mktemp("server")
     with serving(directory, vllm=("--per-request-spec-decode-metrics", "detailed")) as running:
+        running.wait_until_ready()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An adaptive server that asks for `KEY`, and whose rejection sampler takes 64 rows (`small_sampler`)."""
+    directory = tmp_path_factory.mktemp("guarded")
+    search_path = os.pathsep.join(filter(None, (str(SMALL_SAMPLER), os.environ.get("PYTHONPATH"))))
+    with serving(directory, vllm=("--api-key", KEY), PYTHONPATH=search_path) as running:
+        running.client.headers["Authorization"] = f"Bearer {KEY}"
         running.wait_until_ready()
         yield running

@@ -106,6 +106,12 @@ class Server:
         return self.process.wait(timeout)
 
 
+def engine_cores(server: Server) -> list[psutil.Process]:
+    """The processes of the server's engines, by data-parallel rank; none before they are launched."""
+    cores = [p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name()]
+    return sorted(cores, key=lambda core: core.name())
+
+
 @contextlib.contextmanager
 def serving(
     directory: Path, *arguments: str, verification: str = "adaptive", vllm: tuple[str, ...] = (), **environment: str

@@ -34,7 +34,7 @@ def test_a_headless_node_has_probes_and_no_api_and_ends_with_its_ranks(tmp_path:
         assert "headless process ended with code -9" in worker.log.read_text()
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "engines"), [("--data-parallel-size", 2), ("--tensor-parallel-size", 1)])
 def test_two_nodes_serve_one_model(tmp_path: Path, size: str, engines: int) -> None:
     ports = free_port(), free_port()

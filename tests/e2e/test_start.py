@@ -7,10 +7,9 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.e2e.running import MODEL, Server, serving
+from tests.e2e.running import MODEL, engine_cores, serving
 
 
 def test_every_state_is_visible_from_the_first_second(tmp_path: Path) -> None:
@@ -115,15 +114,6 @@ def test_requests_under_way_are_finished_before_the_end(tmp_path: Path, stop: si
         assert server.process.wait(60) == 0
 
 
-def engine_core(server: Server) -> psutil.Process | None:
-    return next((p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name()), None)
-
-
-def kill(process: psutil.Process | None) -> None:
-    assert process is not None
-    process.kill()
-
-
 def test_a_dead_engine_ends_the_process_with_its_own_exit_code(tmp_path: Path) -> None:
     """With a request under way, which is told; vLLM's own handler then ends the HTTP server before the watch does."""
     with serving(tmp_path, verification="off") as server, ThreadPoolExecutor(1) as pool:
@@ -131,7 +121,7 @@ def test_a_dead_engine_ends_the_process_with_its_own_exit_code(tmp_path: Path) -
         body = {"model": MODEL, "prompt": "x", "max_tokens": 900, "ignore_eos": True}
         under_way = pool.submit(server.client.post, "/v1/completions", json=body)
         server.wait_until(lambda: server.client.get("/dspark/status").json()["requests_under_way"] > 0)
-        kill(engine_core(server))
+        engine_cores(server)[0].kill()
         answer = under_way.result()
         assert answer.status_code == 500
         assert answer.json()["error"]["message"]
@@ -141,8 +131,8 @@ def test_a_dead_engine_ends_the_process_with_its_own_exit_code(tmp_path: Path) -
 
 def test_an_engine_that_dies_while_it_is_started_is_noticed(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        server.wait_until(lambda: engine_core(server) is not None)
-        kill(engine_core(server))
+        server.wait_until(lambda: engine_cores(server) != [])
+        engine_cores(server)[0].kill()
         assert server.process.wait(120) == 1
         assert "[dspark-serve] exit code 1" in server.log.read_text().splitlines()[-1]
 

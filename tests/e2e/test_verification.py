@@ -43,6 +43,10 @@ def test_greedy_output_is_the_same_without_speculation_fixed_and_adaptive(server
         directory.mkdir()
         with serving(directory, verification=verification) as other:
             other.wait_until_ready()
+            refused = other.client.put("/dspark/mode", json={"mode": "adaptive"})
+            assert refused.status_code == 409
+            assert f"started with --verification {verification}" in refused.json()["error"]["message"]
+            assert other.client.get("/dspark/mode").json()["mode"] == verification
             texts[verification] = [a["choices"][0]["text"] for a in complete_all(other, prompts, max_tokens=48)]
             present = {name for name, _ in other.samples()}
             if verification == "off":

@@ -1,12 +1,13 @@
 """Budget and admission against brute force."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from patches.admission import eligible_drafts
-from patches.budget import CostTables, choose_budget, survival_probabilities
+from patches.budget import CostTables, choose_budget, full_budget, survival_probabilities
 
 STEPS = 5
 
@@ -40,6 +41,13 @@ def test_no_other_budget_yields_more(batch: tuple) -> None:
     ]
     assert 0 <= budget <= limit
     assert rates[budget] >= max(rates) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("eligible", "max_budget", "budget"), [([5, 0, 3], 100, 8), ([5, 0, 3], 8, 8), ([5, 5], 7, 7), ([5], -3, 0)]
+)
+def test_fixed_verifies_every_draft_that_the_sampler_takes(eligible: list[int], max_budget: int, budget: int) -> None:
+    assert full_budget(np.array(eligible), max_budget) == budget
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=STEPS, max_size=STEPS), min_size=1, max_size=8))

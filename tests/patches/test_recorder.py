@@ -10,6 +10,7 @@ import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401  (makes the GPU runner's modules importable on a CPU)
 
 from patches.calibration.stage import Calibration
+from patches.modes import Mode
 from patches.telemetry.counters import CounterWriter, Snapshot, counter_file, read, read_all
 from patches.telemetry.recorder import StepRecorder
 from patches.telemetry.timing import EVERY, MARKS
@@ -24,10 +25,10 @@ def recorder(directory: Path) -> StepRecorder:
     return StepRecorder(CounterWriter(directory, 0, DRAFTS, predicts=True, calibrates=True), CPU)
 
 
-def runner(budget: int | None, calibration: Calibration | None = None) -> Any:
+def runner(budget: int | None, calibration: Calibration | None = None, mode: Mode = Mode.ADAPTIVE) -> Any:
     """A runner whose manager chose `budget`, or that has no manager."""
     manager = SimpleNamespace(
-        plan=SimpleNamespace(budget=budget),
+        plan=SimpleNamespace(budget=budget, mode=mode),
         calibration=calibration,
         cost_tables=(np.full(8, 2.0), np.full(64, 10.0)),
         live_confidences=lambda slots: CONFIDENCES.index_select(0, slots),
@@ -85,6 +86,13 @@ def test_a_trimmed_step_takes_what_was_verified_from_the_sampler(tmp_path: Path)
     assert snapshot.expected == pytest.approx((1.4, 0.81, 0.729))
     assert snapshot.verified_lengths == (0, 0, 1, 0, 1)
     assert snapshot.acceptance_lengths == (0, 0, 1, 1, 0)
+
+
+def test_a_fixed_step_that_the_sampler_cannot_take_whole_is_counted_as_what_it_took(tmp_path: Path) -> None:
+    one_step(recorder(tmp_path), runner(4, mode=Mode.FIXED), output(accepted=[1, 2, 0], rejected=[0, 1, 0]))
+    snapshot = counted(tmp_path)
+    assert snapshot.steps == {"full": 0, "trimmed": 0, "none": 0, "fixed": 1}
+    assert snapshot.verified == (2, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 
+from serve.access import Access
 from serve.app import Gateway, build_own_app, is_own
 from serve.errors import ExitCode
 from serve.lifecycle import Lifecycle, Phase
 from serve.metrics import Combined
+from serve.modes import ModeSwitch
+from serve.profile import Verification
 
 
 class Good(Collector):
@@ -36,7 +39,8 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def gateway(lifecycle: Lifecycle) -> Gateway:
-    own = build_own_app(lifecycle, Combined(Broken(), Good()), lambda: {"profile": "tiny-cpu"})
+    metrics, modes = Combined(Broken(), Good()), ModeSwitch(lifecycle, Verification.ADAPTIVE)
+    own = build_own_app(lifecycle, metrics, lambda: {"profile": "tiny-cpu"}, modes, Access([]))
     return Gateway(lifecycle, own, inner)
 
 

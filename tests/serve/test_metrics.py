@@ -13,6 +13,7 @@ from patches.telemetry.counters import CounterWriter
 from patches.telemetry.tally import StepCounts, count_step
 from serve.lifecycle import Lifecycle
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, Totals, VerificationCollector, totals
+from serve.modes import ModeSwitch
 from serve.profile import Verification
 
 
@@ -117,7 +118,7 @@ def test_without_speculation_the_series_are_absent(tmp_path: Path) -> None:
 def test_the_server_says_what_it_is(verification: Verification) -> None:
     life = Lifecycle()
     life.ready()
-    samples = scrape(ServerCollector(life, identity(verification)))
+    samples = scrape(ServerCollector(life, identity(verification), ModeSwitch(life, verification)))
     states = {name: value for name, value in samples.items() if name.startswith("dspark_state")}
     assert sum(states.values()) == 1
     assert samples["dspark_state{state=ready}"] == 1

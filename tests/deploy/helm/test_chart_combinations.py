@@ -62,7 +62,7 @@ def test_nodes_and_cache_choose_the_workload(nodes: int, cache: str, kind: str) 
     assert workload(documents)["kind"] == kind
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_pair_of_switches_renders(part: int) -> None:
     """Each on one hardware and number of nodes, in turn."""

@@ -18,7 +18,7 @@ ADAPTIVE = f"{GPU}/spec_decode/adaptive_verification.py"
 
 READ = [
     # our module, its variable, upstream's file, upstream's class, what we put on the object ourselves
-    ("manager.py", "self", ADAPTIVE, "AdaptiveVerificationManager", {"plan", "_shares_estimates"}),
+    ("manager.py", "self", ADAPTIVE, "AdaptiveVerificationManager", {"mode", "plan", "_shares_estimates"}),
     ("manager.py", "states", f"{GPU}/states.py", "RequestState", set()),
     ("manager.py", "input_batch", f"{GPU}/input_batch.py", "InputBatch", set()),
     ("telemetry/patch.py", "batch", f"{GPU}/input_batch.py", "InputBatch", set()),
