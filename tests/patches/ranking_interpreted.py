@@ -39,7 +39,7 @@ def random_confidences(rng: np.random.Generator, slots: int, steps: int) -> NDAr
 
 
 def best(survival: NDArray[np.float32], drafts: NDArray[np.int32], budget: int) -> NDArray[np.int32]:
-    """[requests] drafts of each request among the `budget` best, the earlier request and position first among equals."""
+    """[requests] drafts of each among the `budget` best, the earlier request and position first among equals."""
     ranked = sorted((-survival[r, s], r, s) for r in range(len(drafts)) for s in range(drafts[r]))
     return np.bincount([r for _, r, _ in ranked[:budget]], minlength=len(drafts)).astype(np.int32)
 
