@@ -26,7 +26,6 @@ upstream's budgets no longer wait for the device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch

@@ -56,6 +56,8 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
     plan: StepPlan | None = None
     """The decision for the step in preparation."""
+    _batch_budget: tuple[dict[str, int], dict[str, int], int] | None
+    """Upstream's form of it: eligible drafts and other tokens by request id, and the budget. None once used."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -291,14 +292,10 @@ class Engine:
     def stop(self) -> None:
         """End the child and every process it started."""
         if self._process.stdin is not None:
-            try:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 self._process.stdin.close()
                 self._process.wait(20)
-            except (OSError, subprocess.TimeoutExpired):
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait(20)
         self._answers.close()

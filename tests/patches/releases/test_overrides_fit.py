@@ -16,9 +16,12 @@ PATCHES = Path(patches.__file__).parent
 GPU = "vllm/v1/worker/gpu"
 ADAPTIVE = f"{GPU}/spec_decode/adaptive_verification.py"
 
+OURS = {"plan", "_shares_estimates", "_ring", "_ranking", "_takes_shortcut", "_boundaries"}
+"""What our manager puts on itself."""
+
 READ = [
     # our module, its variable, upstream's file, upstream's class, what we put on the object ourselves
-    ("manager.py", "self", ADAPTIVE, "AdaptiveVerificationManager", {"plan", "_shares_estimates"}),
+    ("manager.py", "self", ADAPTIVE, "AdaptiveVerificationManager", OURS),
     ("manager.py", "states", f"{GPU}/states.py", "RequestState", set()),
     ("manager.py", "input_batch", f"{GPU}/input_batch.py", "InputBatch", set()),
     ("telemetry/patch.py", "batch", f"{GPU}/input_batch.py", "InputBatch", set()),
@@ -26,7 +29,7 @@ READ = [
     ("telemetry/patch.py", "output", f"{GPU}/async_utils.py", "AsyncOutput", set()),
     ("telemetry/patch.py", "scheduler_output", "vllm/v1/core/sched/output.py", "SchedulerOutput", set()),
 ]
-OVERRIDDEN = ["get_num_tokens", "reallocate_drafts", "record_confidences"]
+OVERRIDDEN = ["add_request", "get_num_tokens", "reallocate_drafts", "record_confidences"]
 
 
 def class_body(vllm_root: Path, file: str, name: str) -> ast.ClassDef:
