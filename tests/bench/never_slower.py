@@ -42,8 +42,9 @@ SPREAD = 0.1
 FULL = 0.999
 
 CONCURRENCY = (1, 4, 16, 64, 128, 256)
-START_S = 420.0
 PROMPT = 32
+START_S, MEASURE_S = 420.0, 120.0
+"""How long an engine may take to start, and for one measurement; five times as long on a CPU."""
 
 
 def grid(limit: int, parts: int) -> tuple[int, ...]:
@@ -96,7 +97,7 @@ def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together:
         begun = [Engine(arm, setting, run.folder / part) for arm in batch]
         for engine in begun:
             try:
-                ready = engine.wait_until_ready(min(START_S, run.left()))
+                ready = engine.wait_until_ready(min(START_S * patience(setting), run.left()))
             except EngineError as error:
                 say(error, "\n" + engine.tail())
                 engine.stop()
@@ -138,7 +139,7 @@ def measure(
 
     A cell holds `requests`, `tokens`, `repeats` and the injected `workload`, `rates` and `confidences`.
     """
-    for number in range(-1, rounds):  # the first only warms up
+    for number in range(-1, rounds) if engines else ():  # the first only warms up
         for cell in cells:
             for name in rotated(list(engines), number):
                 engine = engines[name]
@@ -150,9 +151,9 @@ def measure(
                         engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
                     found = engine.ask(
                         "measure",
-                        min(120.0, run.left()),
+                        min(MEASURE_S * patience(engine.setting), run.left()),
                         requests=cell["requests"],
-                        tokens=cell["tokens"] if number >= 0 else 24,
+                        tokens=cell["tokens"] if number >= 0 else min(24, cell["tokens"]),
                         prompt=PROMPT,
                         repeats=cell["repeats"] if number >= 0 else 1,
                     )
@@ -207,7 +208,11 @@ def drafts_of(setting: Setting) -> int:
 
 
 def tokens_of(setting: Setting, tokens: int) -> int:
-    return 33 if setting.size == "cpu" else tokens
+    return 9 if setting.size == "cpu" else tokens
+
+
+def patience(setting: Setting) -> float:
+    return 5.0 if setting.size == "cpu" else 1.0
 
 
 def with_engines(
@@ -244,11 +249,12 @@ def trace(run: Run, options: argparse.Namespace) -> None:
             engine = engines[name]
             try:
                 engine.rpc("bench_workload", [1.0] * drafts_of(setting), [FULL] * drafts_of(setting), 0.0)
-                for requests in (1, 16):
-                    what = {"requests": requests, "tokens": 33 if setting.size == "cpu" else 129, "prompt": PROMPT}
-                    engine.ask("measure", 60, repeats=1, **what)
+                for requests in (n for n in (1, 16) if n <= options.most):
+                    what = {"requests": requests, "tokens": tokens_of(setting, 129), "prompt": PROMPT}
+                    seconds = MEASURE_S * patience(setting)
+                    engine.ask("measure", seconds, repeats=1, **what)
                     engine.rpc("bench_trace", None)
-                    engine.ask("measure", 90, repeats=1, **what)
+                    engine.ask("measure", seconds, repeats=1, **what)
                     path = options.raw.with_name(f"trace-{name}-c{requests}.txt").resolve()
                     engine.rpc("bench_trace", str(path), seconds=120)
                     say(f"{path.name}:", *path.read_text().splitlines()[:2])
@@ -283,7 +289,7 @@ def startup(run: Run, options: argparse.Namespace) -> None:
                 "confidences": rates[: drafts_of(Setting(size, 1, 1, 1))],
                 "spread": SPREAD,
                 "requests": requests,
-                "tokens": 33 if size == "cpu" else 129,
+                "tokens": tokens_of(Setting(size, 1, 1, 1), 129),
                 "repeats": 1,
             }
             for requests in (4, 16, 64, 128, 256)
@@ -380,7 +386,7 @@ def main() -> None:
         write(options.report)
         return
     if options.cpu_smoke:
-        options.size, options.most = "cpu", min(options.most, 4)
+        options.size = "cpu"
     run = Run(options.raw, options.seconds, options.folder)
     run.record("machine", command=" ".join(sys.argv[1:]), **dict(machine()))
     for name in options.only.split(","):

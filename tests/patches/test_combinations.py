@@ -46,7 +46,9 @@ COMBINATIONS = pairwise(SWITCHABLE)
 def test_every_two_patches_meet_in_every_state(count):
     ids = [f"patch-{number}" for number in range(count)]
     for first, second in itertools.combinations(ids, 2):
-        assert {(first in off, second in off) for off in pairwise(ids)} == set(itertools.product((True, False), repeat=2))
+        assert {(first in off, second in off) for off in pairwise(ids)} == set(
+            itertools.product((True, False), repeat=2)
+        )
 
 
 @cache
