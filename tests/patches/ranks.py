@@ -2,8 +2,9 @@
 
 Each rank is a process of a real gloo group with vLLM's own tensor-parallel coordinator, and plans with the real
 manager of the vLLM on `PYTHONPATH`, patched as that release on that hardware is. Scheduling is the same on both;
-every estimate of rank 1 is off by a little. `own` leaves out the sharing of estimates. What each rank decided goes to
-OUT, one file a rank: per step the budget, then the boundaries of the batch.
+every estimate of rank 1 is off by a little, and those of rank 0 are quarters, whose products are exact. `own` leaves
+out the sharing of estimates. What each rank decided goes to OUT, one file a rank: per step the budget, then the
+boundaries of the batch.
 """
 
 import multiprocessing
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from patches.hardware import CPU, CUDA_HOPPER
-from patches.install import apply, survey, vllm_root
+from patches.install import apply, survey, switched_off_ids, vllm_root
 
 RANKS, SLOTS, STEPS, WIDTH = 2, 12, 4, 64
 """Ranks, request slots, longest draft, and numbers recorded for a step."""
@@ -45,7 +46,9 @@ def manager_module():
 
     release = os.environ["DSPARK_TEST_RELEASE"]
     hardware = CPU if "site-packages" in vllm.__file__ else CUDA_HOPPER
-    installed = apply(survey(release=release, hardware_name=hardware, vllm_root=vllm_root()))
+    installed = apply(
+        survey(release=release, hardware_name=hardware, vllm_root=vllm_root(), switched_off=switched_off_ids())
+    )
     assert {"adaptive-manager", "tp-consensus"} <= set(installed.applied), installed.decisions
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 

@@ -118,9 +118,12 @@ def test_two_ranks_plan_alike(release, vllm_root, plans_of_two_ranks):
     """The real class of each release; the pinned one runs where it is installed (tests/patches)."""
     if release == vllm_release():
         vllm_root = None
-    first, second = plans_of_two_ranks(release, steps=300, estimates="shared", vllm_root=vllm_root)
+    slow = ("fused-ranking", "unbound-budget-shortcut")
+    expected, _ = plans_of_two_ranks(release, steps=150, estimates="shared", off=slow, vllm_root=vllm_root)
+    first, second = plans_of_two_ranks(release, steps=150, estimates="shared", vllm_root=vllm_root)
     assert (first == second).all()
     assert first[:, 1].any()
+    assert (first == expected).all(), "faster, but the same plans"
 
 
 def test_the_handshake_reaches_every_engine(vllm_root):
