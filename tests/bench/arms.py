@@ -128,6 +128,7 @@ def engine_arguments(arm: Arm, setting: Setting, folder: Path) -> dict[str, Any]
     """Arguments of `vllm.LLM`."""
     shared: dict[str, Any] = {
         "skip_tokenizer_init": True,
+        "disable_log_stats": setting.rejection == "synthetic",
         "enable_prefix_caching": False,
         "seed": 0,
         "max_num_seqs": setting.max_requests,

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import zlib
 from typing import Any
 
 
@@ -47,6 +48,23 @@ def measure(engine: Any, requests: int, tokens: int, prompt: int, repeats: int) 
     return found | {"counts": totals}
 
 
+def accept(engine: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+    """Greedy answers, and per request-step how many drafts were accepted while they were written."""
+    from vllm import SamplingParams
+
+    def counted() -> tuple[int, int]:
+        values = {metric.name: metric.value for metric in engine.get_metrics() if hasattr(metric, "value")}
+        return values["vllm:spec_decode_num_drafts"], values["vllm:spec_decode_num_accepted_tokens"]
+
+    greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    batch = [{"prompt_token_ids": ids} for ids in prompts]
+    before = counted()
+    outputs = engine.generate(batch, greedy, use_tqdm=False)
+    steps, accepted = (after - earlier for after, earlier in zip(counted(), before, strict=True))
+    said = [list(output.outputs[0].token_ids) for output in outputs]
+    return {"request_steps": steps, "accepted": accepted, "said": zlib.crc32(json.dumps(said).encode())}
+
+
 def main(answers: int, arguments: dict[str, Any]) -> None:
     started = time.monotonic()
     with os.fdopen(answers, "w", buffering=1) as out:
@@ -68,10 +86,11 @@ def main(answers: int, arguments: dict[str, Any]) -> None:
         for line in sys.stdin:
             request = json.loads(line)
             try:
-                if request.pop("do") == "rpc":
+                do = request.pop("do")
+                if do == "rpc":
                     (result,) = engine.collective_rpc(request["method"], args=tuple(request["args"]))
                 else:
-                    result = measure(engine, **request)
+                    result = {"measure": measure, "accept": accept}[do](engine, **request)
             except Exception as error:
                 answer(error=f"{type(error).__name__}: {error}"[:2000])
             else:

@@ -13,16 +13,19 @@ Parts, in order:
   workloads  synthetic acceptance with varying confidences of the same mean, from 1 to 256 requests
   trace      PyTorch's profiler over some steps, adaptive and fixed
   startup    time and memory of graph capture, by token grid
+  staleness  acceptance length with confidences one record older, of the bundled pair, on a CPU
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import platform
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -332,7 +335,53 @@ def micro(run: Run, options: argparse.Namespace) -> None:
                 say("micro", row)
 
 
-PARTS = {"overhead": overhead, "micro": micro, "workloads": workloads, "trace": trace, "startup": startup}
+def staleness(run: Run, options: argparse.Namespace) -> None:
+    """Acceptance length with confidences one record older, of the bundled pair, which is trained; on a CPU.
+
+    Greedy answers to the same prompts: which drafts are verified differs, and nothing else does.
+    """
+    setting = Setting("cpu", 16, 0, 0.25, rejection="standard")
+    engines = started(
+        run, "staleness", [ARMS["without-unblocked-confidences"], ARMS["patched"]], setting, together=True
+    )
+    prompts = tiny_prompts(options.prompts)
+    try:
+        for begin in range(0, len(prompts), 32):
+            for engine in engines.values():
+                if run.left() > 30:
+                    batch = prompts[begin : begin + 32]
+                    found = engine.ask("accept", run.left(), prompts=batch, tokens=64)
+                    run.record("staleness", arm=engine.arm.name, first_prompt=begin, prompts=len(batch), **found)
+            say(f"staleness: {begin + 32} prompts, {run.left():.0f} s left")
+    finally:
+        for engine in engines.values():
+            engine.stop()
+
+
+def tiny_prompts(count: int) -> list[list[int]]:
+    """The beginnings of functions of Python's standard library, in the tiny pair's tokens."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(REPOSITORY / "serve/tiny/target/tokenizer.json"))
+    prompts: list[list[int]] = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        source = path.read_text(errors="replace")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno > 12:
+                lines = source.splitlines()[node.lineno - 1 : node.lineno + 5]
+                prompts.append(tokenizer.encode("\n".join(lines) + "\n").ids[:60])
+                break
+    return prompts[:count]
+
+
+PARTS = {
+    "overhead": overhead,
+    "micro": micro,
+    "workloads": workloads,
+    "trace": trace,
+    "startup": startup,
+    "staleness": staleness,
+}
 
 
 def machine() -> Iterator[tuple[str, str]]:
@@ -372,6 +421,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", help="8b, 4b or tiny; each part has its own default")
     parser.add_argument("--most", type=int, default=256, help="largest number of concurrent requests")
+    parser.add_argument("--prompts", type=int, default=128, help="prompts of staleness")
     parser.add_argument("--arms", type=lambda text: text.split(","), help=f"some of {', '.join(ARMS)}")
     parser.add_argument("--one-by-one", action="store_true", help="start engines one after another")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/never-slower"), help="models, logs and caches")

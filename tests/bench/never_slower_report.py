@@ -199,6 +199,36 @@ def start_section(rows: list[Row]) -> list[str]:
     )
 
 
+def staleness_section(rows: list[Row]) -> list[str]:
+    found = [row for row in rows if row["part"] == "staleness"]
+    if not found:
+        return []
+    by_batch: dict[tuple[str, int], dict[str, Row]] = defaultdict(dict)
+    for row in found:
+        by_batch[row["run"], row["first_prompt"]][row["arm"]] = row
+    whole = [arms for arms in by_batch.values() if len(arms) > 1]
+    lines = ["### What a record's age costs", "", "The bundled pair on a CPU, 16 greedy requests at a time.", ""]
+    lengths = {
+        arm: 1
+        + sum(arms[arm]["accepted"] for arms in whole) / max(sum(arms[arm]["request_steps"] for arms in whole), 1)
+        for arm in ordered(whole[0])
+    }
+    same = sum(len({row["said"] for row in arms.values()}) == 1 for arms in whole)
+    lines += table(
+        ["budget reads", "request-steps", "acceptance length"],
+        [
+            [
+                "record N-2" if arm == "patched" else "record N-1",
+                str(sum(arms[arm]["request_steps"] for arms in whole)),
+                f"{length:.4f}",
+            ]
+            for arm, length in lengths.items()
+        ],
+    )
+    lines += [f"Answers were the same in {same} of {len(whole)} batches.", ""]
+    return lines
+
+
 def section(rows: list[Row]) -> str:
     """The section of RESULTS.md."""
     lines = ["## Adaptive verification against fixed", ""]
@@ -216,6 +246,7 @@ def section(rows: list[Row]) -> str:
     lines += workload_section(rows, "workloads", "Throughput")
     lines += micro_section(rows)
     lines += start_section(rows)
+    lines += staleness_section(rows)
     return "\n".join(lines).rstrip() + "\n"
 
 
