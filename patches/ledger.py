@@ -150,7 +150,7 @@ LEDGER: tuple[Patch, ...] = (
     Patch(
         id="fused-ranking",
         what="Ranks drafts and writes every boundary in one kernel, ties broken alike on every rank",
-        upstream="none: about fifteen launches, and a top-k that promises nothing about ties",
+        upstream="none: a dozen launches, and a top-k that promises nothing about ties",
         hardware=EVERYWHERE,
         releases=RELEASES,
         module="patches.ranking",

@@ -1,8 +1,8 @@
 """fused-ranking: which drafts are admitted, and every boundary that follows from it, in one kernel.
 
 Upstream's `reallocate_drafts` uploads two arrays, ranks with a compiled chain around `torch.topk`, and adds up
-boundaries with six more kernels: about fifteen launches for a few thousand numbers. `torch.topk` also promises
-nothing about ties, so where several ranks must agree tp-consensus puts a slower sort in its place.
+boundaries with seven more operations: a dozen launches for a few thousand numbers. `torch.topk` also promises nothing
+about ties, so where several ranks must agree tp-consensus puts a slower sort in its place.
 
 One program does it all. It multiplies a request's confidences up to survival probabilities, position by position, so
 that rounding never lets survival rise along a request. Probabilities are not negative, so their bit patterns order as

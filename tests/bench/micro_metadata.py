@@ -1,6 +1,7 @@
 """`python -m tests.bench.micro_metadata`: the sparse indexer's decode metadata by upstream's code and by one kernel.
 
-Prints a JSON line for every number of requests: microseconds until the device is done, and until the host may go on.
+Prints a JSON line for each comparison with the reference, then one for every number of requests: microseconds until
+the device is done, and until the host may go on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import torch
 
@@ -28,10 +30,10 @@ def main() -> None:
     environment = os.environ | {"PYTHONPATH": paths, "VLLM_PLUGINS": "none"}
     if not on_gpu:
         environment["TRITON_INTERPRET"] = "1"
-    for batch in BATCHES if on_gpu else BATCHES[1:2]:
-        arguments = (vllm_release(), name, "ragged-metadata-kernel", "time", *map(str, batch))
+
+    def probe(*task: object) -> Any:
         process = subprocess.run(
-            [sys.executable, str(PROBE), *arguments],
+            [sys.executable, str(PROBE), vllm_release(), name, "ragged-metadata-kernel", *map(str, task)],
             env=environment,
             capture_output=True,
             text=True,
@@ -40,7 +42,13 @@ def main() -> None:
         )
         if process.returncode:
             sys.exit(process.stderr[-3000:])
-        costs = json.loads(process.stdout.strip().splitlines()[-1])
+        return json.loads(process.stdout.strip().splitlines()[-1])
+
+    checks = (("adaptive", 0, 1000), ("replay", 1, 200)) if on_gpu else (("adaptive", 0, 20),)
+    for check in checks:
+        print(json.dumps({"check": " ".join(map(str, check)), "found": probe(*check)}), flush=True)
+    for batch in BATCHES if on_gpu else BATCHES[1:2]:
+        costs = probe("time", *batch)
         print(json.dumps(dict(zip(("requests", "tokens", "pages"), batch, strict=True), costs=costs)), flush=True)
 
 

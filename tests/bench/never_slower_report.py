@@ -145,7 +145,7 @@ def inverse(found: tuple[float, float, float] | None) -> str:
 def micro_section(rows: list[Row]) -> list[str]:
     lines: list[str] = []
     for name, title in (("metadata", "The indexer's decode metadata"), ("ranking", "Ranking and boundaries")):
-        found = [row for row in rows if row["part"] == "micro" and row["of"] == name]
+        found = [row for row in rows if row["part"] == "micro" and row["of"] == name and "costs" in row]
         if not found:
             continue
         lines += [
