@@ -34,7 +34,6 @@ def main(scheduling: str) -> None:
 
     known = EngineArgs.__dataclass_fields__
     arguments = {name: value for name, value in PROFILE.engine_args.items() if name in known}
-    arguments.pop("kv_cache_memory_bytes")
     engine = LLM(
         model=resolve_model(PROFILE.model),
         speculative_config=PROFILE.speculation(Verification.ADAPTIVE),

@@ -86,7 +86,10 @@ def plan(manager, rank: int, steps: int) -> np.ndarray:
         tokens = {i: int(n) + 1 for i, n in zip(ids, drafts, strict=True)}
         decisions[step, 0] = manager.get_num_tokens(tokens, {i: [7] * (tokens[i] - 1) for i in ids})
         rows = drafts.astype(np.int32)
-        manager.compact_batch(rows, rows + 1, np.cumsum(np.append(0, rows + 1)))
+        counts, _ = manager.compact_batch(rows, rows + 1, np.cumsum(np.append(0, rows + 1)))
+        # `GPUModelRunner.prepare_inputs` uploads the host's boundaries before it asks for the device's.
+        manager.query_start_loc.fill_(int(decisions[step, 0]))
+        manager.query_start_loc[: len(ids) + 1] = torch.from_numpy(np.cumsum(np.append(0, counts)))
         logits, queries, budget = manager.reallocate_drafts(ids, torch.from_numpy(slots))[:3]
         boundaries = np.concatenate((logits.numpy(), queries[: len(ids) + 1].numpy()))
         decisions[step, 1] = budget
