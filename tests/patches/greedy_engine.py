@@ -21,7 +21,7 @@ PROMPTS = {
     "e": range(40, 48),
 }
 LONG, SHORT = 32, 12
-SLOTS, BLOCKS, BLOCK_TOKENS = 4, 18, 16
+SLOTS, BLOCKS, BLOCK_TOKENS = 4, 8, 32
 """Requests at once, and KV blocks: fewer than so many requests need when they are long."""
 
 
