@@ -229,6 +229,55 @@ def staleness_section(rows: list[Row]) -> list[str]:
     return lines
 
 
+def criteria_section(rows: list[Row]) -> list[str]:
+    """What was asked for beside what was measured; what was not measured is not in it."""
+    body: list[list[str]] = []
+
+    def state(what: str, target: str, measured: float, met: bool, digits: int) -> None:
+        body.append([what, target, f"{measured:.{digits}f}", "yes" if met else "no"])
+
+    for (_, requests), arms in sorted(by_round(rows, "overhead").items()):
+        found = ratio(arms, "patched", ["fixed"])
+        if found and requests <= 4:
+            what = f"time a token, full budgets, {requests} requests, patched / fixed"
+            state(what, "at most 1.01", found[0], found[0] <= 1.01, 3)
+    micro = {"metadata": [], "ranking": []} | by_key(
+        [row for row in rows if row["part"] == "micro" and "costs" in row], "of"
+    )
+    ragged = [row["costs"]["ragged, one kernel"] for row in micro["metadata"] if 16 <= row["requests"] <= 128]
+    if ragged:
+        wall, enqueue = max(cost["wall_us"] for cost in ragged), max(cost["enqueue_us"] for cost in ragged)
+        state("ragged metadata, 16 to 128 requests, wall us", "at most 60", wall, wall <= 60, 1)
+        state("ragged metadata, 16 to 128 requests, host us", "at most 25", enqueue, enqueue <= 25, 1)
+        slowest = max(
+            row["costs"]["uniform, one kernel"]["wall_us"] / row["costs"]["uniform, upstream"]["wall_us"]
+            for row in micro["metadata"]
+        )
+        state("even metadata, patched / upstream, wall", "at most 1", slowest, slowest <= 1, 2)
+    for row in micro["ranking"]:
+        if (row["requests"], row["steps"]) == (256, 7):
+            costs = row["costs"]
+            share = costs["ranking and boundaries, one kernel"]["wall_us"] / costs["ranking, upstream"]["wall_us"]
+            state("ranking 256 x 7, patched / upstream, wall", "at most 0.5", share, share <= 0.5, 2)
+    for (workload, requests), arms in sorted(by_round(rows, "workloads").items()):
+        for others, target in ((["fixed", "upstream", "unpatched"], 0.99), (["off"], 1.0)):
+            found = ratio(arms, "patched", others)
+            if found and (others != ["off"] or workload == "high"):
+                other = "off" if others == ["off"] else "best other"
+                what = f"throughput, {workload}, {requests} requests, patched / {other}"
+                state(what, f"at least {target}", 1 / found[0], 1 / found[0] >= target, 3)
+    if not body:
+        return []
+    return ["### Asked for and measured", "", *table(["what", "asked", "measured", "met"], body)]
+
+
+def by_key(rows: list[Row], key: str) -> dict[str, list[Row]]:
+    grouped: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row[key]].append(row)
+    return grouped
+
+
 def section(rows: list[Row]) -> str:
     """The section of RESULTS.md."""
     lines = ["## Adaptive verification against fixed", ""]
@@ -242,10 +291,12 @@ def section(rows: list[Row]) -> str:
         "What ran is a Qwen3 shape with dummy weights and FlashAttention. Every raw round is in results.json.",
         "",
     ]
+    lines += criteria_section(rows)
     lines += overhead_section(rows)
     lines += workload_section(rows, "workloads", "Throughput")
     lines += micro_section(rows)
     lines += start_section(rows)
+    lines += workload_section(rows, "grids", "Throughput by token grid")
     lines += staleness_section(rows)
     return "\n".join(lines).rstrip() + "\n"
 
