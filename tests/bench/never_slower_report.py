@@ -18,6 +18,8 @@ BEGIN, END = "<!-- never-slower -->", "<!-- /never-slower -->"
 Row = dict[str, Any]
 Cell = tuple[str, int]
 """(workload, requests)"""
+Arms = dict[str, dict[tuple[str, int], float]]
+"""Arm -> (run, round) -> ms per token."""
 
 
 def read(paths: Iterable[Path]) -> list[Row]:
@@ -40,24 +42,28 @@ def token_ms(row: Row) -> float:
     )
 
 
-def by_round(rows: list[Row], part: str) -> dict[Cell, dict[str, dict[tuple[str, int], float]]]:
-    """Cell -> arm -> (run, round) -> ms per token."""
-    cells: dict[Cell, dict[str, dict[tuple[str, int], float]]] = defaultdict(lambda: defaultdict(dict))
+def by_round(rows: list[Row], part: str) -> dict[Cell, Arms]:
+    """What each cell took."""
+    cells: dict[Cell, Arms] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         if row["part"] == part:
             cells[row["workload"], row["requests"]][row["arm"]][row["run"], row["round"]] = token_ms(row)
     return cells
 
 
-def ratio(
-    arms: dict[str, dict[tuple[str, int], float]], of: str, to: Iterable[str]
-) -> tuple[float, float, float] | None:
-    """Median and range over rounds of `of` divided by the best of `to` in the same round, in ms per token."""
-    to = [name for name in to if name in arms]
-    shared = [key for key in arms.get(of, {}) if to and all(key in arms[name] for name in to)]
+def ratio(arms: Arms, of: str, to: Iterable[str]) -> tuple[float, float, float] | None:
+    """Median and range over rounds of `of` divided by the best of `to`, in ms per token.
+
+    The best is the one with the lowest median. The best of each round would be lucky in that round.
+    """
+    others = {name: arms[name] for name in to if arms.get(name)}
+    if not others or not arms.get(of):
+        return None
+    best = min(others.values(), key=lambda rounds: median(rounds.values()))
+    shared = [key for key in arms[of] if key in best]
     if not shared:
         return None
-    ratios = [arms[of][key] / min(arms[name][key] for name in to) for key in shared]
+    ratios = [arms[of][key] / best[key] for key in shared]
     return median(ratios), min(ratios), max(ratios)
 
 

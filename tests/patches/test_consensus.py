@@ -64,9 +64,9 @@ def test_two_ranks_with_different_estimates_choose_the_same_plan(plans_of_two_ra
 
 def test_one_kernel_and_no_ranking_at_all_plan_the_same(plans_of_two_ranks):
     slow = ("fused-ranking", "unbound-budget-shortcut")
-    expected, _ = plans_of_two_ranks(vllm_release(), steps=250, estimates="shared", off=slow)
-    for off in ((), slow[:1], slow[1:]):
-        for rank in plans_of_two_ranks(vllm_release(), steps=250, estimates="shared", off=off):
+    expected, _ = plans_of_two_ranks(vllm_release(), steps=150, estimates="shared", off=slow)
+    for off in ((), slow[1:]):
+        for rank in plans_of_two_ranks(vllm_release(), steps=150, estimates="shared", off=off):
             assert (rank == expected).all(), off
 
 
