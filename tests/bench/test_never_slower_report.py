@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -70,4 +71,4 @@ def test_a_grid_grows_in_steps_and_ends_at_the_limit(name):
 
 def test_quarters_pad_by_at_most_a_quarter():
     sizes = grid(2048, 4)
-    assert max(b / a for a, b in zip(sizes, sizes[1:], strict=False) if a >= 64) == 1.25
+    assert max(b / a for a, b in itertools.pairwise(sizes) if a >= 64) == 1.25

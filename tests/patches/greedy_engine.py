@@ -8,6 +8,7 @@ resumed; one request aborted while it runs. Prints as its last line
 import json
 import os
 import sys
+from typing import Any
 
 from serve.profile import Verification, load, resolve_model
 
@@ -25,9 +26,25 @@ SLOTS, BLOCKS, BLOCK_TOKENS = 4, 8, 32
 """Requests at once, and KV blocks: fewer than so many requests need when they are long."""
 
 
+def let_cpu_schedule_asynchronously() -> None:
+    """vLLM's CPU platform switches it off because it gains nothing there; nothing depends on its being off."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def check_and_keep(config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        check(config)
+        config.scheduler_config.async_scheduling = asked
+
+    CpuPlatform.check_and_update_config = staticmethod(check_and_keep)
+
+
 def main(scheduling: str) -> None:
     os.environ.update(PROFILE.environment)
     from vllm import LLM, SamplingParams
+
+    let_cpu_schedule_asynchronously()
     from vllm.engine.arg_utils import EngineArgs
 
     from patches.install import report
@@ -50,6 +67,7 @@ def main(scheduling: str) -> None:
             "worker_extension_cls": "tests.patches.watching_worker.WatchingWorker",
         },
     )
+    assert engine.llm_engine.vllm_config.scheduler_config.async_scheduling == (scheduling == "async")
     engine.collective_rpc("watch")
     core = engine.llm_engine
     for request, ids in PROMPTS.items():
