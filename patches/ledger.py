@@ -93,9 +93,11 @@ LEDGER: tuple[Patch, ...] = (
         wraps=(
             f"{_ADAPTIVE}:AdaptiveVerificationManager.compact_batch",
             f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",
+            f"{_ADAPTIVE}:AdmittedDraftCounts",
             f"{_RUNNER}:GPUModelRunner.gather_batch_req_state",
         ),
         bound_in={f"{_ADAPTIVE}:AdaptiveVerificationManager": (_RUNNER,)},
+        only_in={f"{_ADAPTIVE}:AdmittedDraftCounts": ("0.33.0",)},
     ),
     Patch(
         id="tp-consensus",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
@@ -167,9 +168,8 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         plan = self.plan
         assert plan is not None
         bonus = self.num_bonus_tokens
-        if self._takes_shortcut and unbound_budget.split_is_known(
-            budget=plan.budget, eligible=sum(plan.eligible.values())
-        ):
+        eligible = sum(plan.eligible.values())
+        if self._takes_shortcut and unbound_budget.split_is_known(budget=plan.budget, eligible=eligible):
             _, drafts, others = plan.in_order(req_ids)
             admitted = drafts if plan.budget else np.zeros_like(drafts)
             unbound_budget.upload_ends(admitted + bonus, self._cu_num_logits)
@@ -181,6 +181,8 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             result = self._boundaries(len(req_ids), plan.budget)
         else:
             result = super().reallocate_drafts(req_ids, idx_mapping)
+        if getattr(self, _COUNTS_TO_HOST, False) and 0 < plan.budget == eligible < plan.scheduled:
+            result = (*result[:3], self._counts_on_host(plan.in_order(req_ids)[1]))
         if trace.enabled():
             trace.record_ranking(
                 req_ids,
@@ -190,6 +192,16 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
                 admitted=result[0].diff() - bonus,
             )
         return result
+
+    def _counts_on_host(self, admitted: NDArray[np.int32]) -> Any:
+        """Upstream's `AdmittedDraftCounts` of a split that the host knows.
+
+        Upstream leaves them out where the budget takes every draft and reads what was scheduled instead, but that
+        includes placeholders, which are not verified here: every rank would expect more logits than there are.
+        """
+        from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdmittedDraftCounts
+
+        return AdmittedDraftCounts(torch.from_numpy(admitted), self._admitted_drafts_event)
 
     def _boundaries(self, requests: int, budget: int) -> tuple[Any, ...]:
         """What upstream's `reallocate_drafts` returns, and the state it leaves."""

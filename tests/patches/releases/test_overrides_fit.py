@@ -5,18 +5,23 @@ The expectations are derived from our own source, so that a new use is checked w
 
 import ast
 import inspect
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import patches
 from patches.install import vllm_release
+from patches.releases import unpacked
 
 PATCHES = Path(patches.__file__).parent
 GPU = "vllm/v1/worker/gpu"
 ADAPTIVE = f"{GPU}/spec_decode/adaptive_verification.py"
 
-OURS = {"plan", "_shares_estimates", "_ring", "_ranking", "_takes_shortcut", "_boundaries"}
+OURS = {"plan", "_shares_estimates", "_ring", "_ranking", "_takes_shortcut", "_boundaries", "_counts_on_host"}
 """What our manager puts on itself."""
 
 READ = [
@@ -124,6 +129,23 @@ def test_two_ranks_plan_alike(release, vllm_root, plans_of_two_ranks):
     assert (first == second).all()
     assert first[:, 1].any()
     assert (first == expected).all(), "faster, but the same plans"
+
+
+def test_placeholders_are_not_counted_for_batch_sharded_sampling():
+    """From 0.33.0 on ranks size an all-to-all by the admitted counts on the host."""
+    root = unpacked("0.33.0")
+    paths = [str(root), str(PATCHES.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    settings = {"DSPARK_TEST_RELEASE": "0.33.0", "VLLM_PLUGINS": "", "VLLM_TARGET_DEVICE": "cpu"}
+    process = subprocess.run(
+        [sys.executable, str(PATCHES.parent / "tests/patches/placeholders_on_host.py")],
+        env=os.environ | settings | {"PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    assert json.loads(process.stdout.splitlines()[-1]) == [[4, 0], [4, 0]]
 
 
 def test_the_handshake_reaches_every_engine(vllm_root):
