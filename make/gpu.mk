@@ -1,9 +1,12 @@
 # GPU tests: on a host with one Hopper GPU and this package installed beside vLLM. Elsewhere they are skipped, each
 # with its reason. 0.28.0's builder and sampler are tested where `make test-releases` has fetched that release.
-.PHONY: test-gpu bench-gpu
+.PHONY: test-gpu bench-gpu bench-never-slower
 
 test-gpu: ## Tests that need a Hopper GPU
 	$(PYTHON) -m pytest -ra tests/gpu
 
 bench-gpu: ## What flattened metadata costs on this GPU
 	$(PYTHON) -m tests.bench.flattened_metadata
+
+bench-never-slower: ## Compare adaptive with fixed verification on this GPU, in interleaved rounds (an hour)
+	$(PYTHON) -m tests.bench.never_slower --seconds 3600 --only overhead,micro,workloads,trace,startup

@@ -5,6 +5,9 @@ the block table of the request it belongs to. Adaptive verification moves the bo
 device after the host has planned the step, so whose token is whose must be found there. One launch does it: each
 program looks for the request that owns its row and writes that row. Nothing is allocated and no shape depends on
 the boundaries, so a captured launch stays right when they change.
+
+A block table is as wide as the longest context that the server allows. A row gets the pages that its keys lie on and
+no more; what lies behind them in the buffer is an earlier step's pages, as it is in vLLM's own block tables.
 """
 
 from __future__ import annotations
@@ -14,25 +17,46 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from patches.kernel_launch import Launcher
+
 _COLUMNS = 1024
 """Elements that a program moves at a time."""
 
 
-# Sizes that change from step to step must not each compile a variant.
-@triton.jit(do_not_specialize=["num_requests", "num_rows"])  # type: ignore[untyped-decorator]
+# No argument is specialised: sizes change from step to step, and one variant must hold for all (`kernel_launch`).
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=[
+        "block_table_stride",
+        "row_block_table_stride",
+        "num_requests",
+        "num_rows",
+        "capacity",
+        "num_columns",
+        "tokens_per_page",
+    ],
+    do_not_specialize_on_alignment=[
+        "boundaries_ptr",
+        "seq_lens_ptr",
+        "block_table_ptr",
+        "row_seq_lens_ptr",
+        "row_query_lens_ptr",
+        "row_block_table_ptr",
+    ],
+)
 def _flatten_kernel(  # type: ignore[no-untyped-def]
     boundaries_ptr,
     seq_lens_ptr,
     block_table_ptr,
-    block_table_stride,
     row_seq_lens_ptr,
     row_query_lens_ptr,
     row_block_table_ptr,
+    block_table_stride,
     row_block_table_stride,
     num_requests,
     num_rows,
     capacity,
     num_columns,
+    tokens_per_page,
     REQUESTS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ):
@@ -53,63 +77,86 @@ def _flatten_kernel(  # type: ignore[no-untyped-def]
         end = tl.load(boundaries_ptr + 1 + owner)
         seq_len = tl.load(seq_lens_ptr + owner)
         # The kernels downstream read lengths as unsigned: never let one go below zero.
-        visible = tl.maximum(seq_len - end + row + 1, 0)
-        tl.store(row_seq_lens_ptr + row, tl.where(owned, visible, 0))
+        visible = tl.where(owned, tl.maximum(seq_len - end + row + 1, 0), 0)
+        tl.store(row_seq_lens_ptr + row, visible)
         tl.store(row_query_lens_ptr + row, 1)
         source = block_table_ptr + owner.to(tl.int64) * block_table_stride
         target = row_block_table_ptr + row.to(tl.int64) * row_block_table_stride
-        # A padding row needs one valid page, and page 0 always exists.
-        width = tl.where(owned, num_columns, 1)
+        # A row without keys needs one valid page, and page 0 always exists.
+        width = tl.minimum(tl.maximum(tl.cdiv(visible, tokens_per_page), 1), num_columns)
         for start in tl.range(0, width, COLUMNS):
             inside = start + columns < width
             pages = tl.load(source + start + columns, mask=inside & owned, other=0)
             tl.store(target + start + columns, pages, mask=inside)
 
 
-def flatten(
-    boundaries: Any,
-    seq_lens: Any,
-    block_table: Any,
-    *,
-    num_rows: int,
-    row_seq_lens: Any,
-    row_query_lens: Any,
-    row_block_table: Any,
-) -> None:
-    """Write a row of indexer metadata for each of the first `num_rows` query tokens.
+class Rows:
+    """The row buffers of one metadata builder. They stay where they are, so captured graphs follow them."""
 
-    Args:
-        boundaries: [requests + 1] int32, first token of each request and the end of the last one; never falling.
-        seq_lens: [requests] int32, keys of each request, its query tokens included.
-        block_table: [requests, pages] int32, unit stride along a request.
-        num_rows: Rows to write. More than `boundaries[-1]` under graph padding; the rest are padding rows.
-        row_seq_lens: Out, [capacity] int32. Keys that each row sees; 0 in padding rows and behind `num_rows`.
-        row_query_lens: Out, [capacity] int32. 1 in each of the rows.
-        row_block_table: Out, [capacity, pages] int32. The owner's pages; page 0 in a padding row's first column.
+    def __init__(self, seq_lens: Any, query_lens: Any, block_table: Any, max_keys: int) -> None:
+        """Write into these buffers in every step.
 
-    Raises:
-        ValueError: more rows than the outputs hold, or a block table wider than theirs.
-    """
-    capacity = row_seq_lens.shape[0]
-    num_requests, num_columns = block_table.shape
-    if num_rows > capacity:
-        raise ValueError(f"{num_rows} rows do not fit into metadata for {capacity}")
-    if num_columns > row_block_table.shape[1]:
-        raise ValueError(f"block tables of {num_columns} pages do not fit into rows of {row_block_table.shape[1]}")
-    grid = num_rows + triton.cdiv(capacity - num_rows, _COLUMNS)
-    _flatten_kernel[(grid,)](
-        boundaries,
-        seq_lens,
-        block_table,
-        block_table.stride(0),
-        row_seq_lens,
-        row_query_lens,
-        row_block_table,
-        row_block_table.stride(0),
-        num_requests,
-        num_rows,
-        capacity,
-        num_columns,
-        REQUESTS=triton.next_power_of_2(num_requests),
-        COLUMNS=_COLUMNS,
-    )
+        Args:
+            seq_lens: [capacity] int32, keys that each row sees.
+            query_lens: [capacity] int32, query tokens of each row.
+            block_table: [capacity, pages] int32, unit stride along a row.
+            max_keys: The longest context of a request. The pages of any request's block table hold at least as many.
+        """
+        self._seq_lens, self._query_lens, self._block_table = seq_lens, query_lens, block_table
+        self._capacity, self._max_columns = block_table.shape
+        self._stride = block_table.stride(0)
+        self._max_keys = max_keys
+        self._launcher = Launcher(_flatten_kernel)
+        self._views: dict[int, tuple[Any, Any, Any]] = {}
+
+    def flatten(
+        self, boundaries: Any, seq_lens: Any, block_table: Any, *, num_requests: int, num_rows: int
+    ) -> tuple[Any, Any, Any]:
+        """Write a row for each of the first `num_rows` query tokens.
+
+        Args:
+            boundaries: int32, first token of each request. In memory the end of the last one lies right behind its
+                start, whether or not the tensor's shape includes it. Never falling.
+            seq_lens: [requests] int32, keys of each request, its query tokens included.
+            block_table: [requests, pages] int32, unit stride along a request.
+            num_requests: Requests of the batch, empty and padding ones included.
+            num_rows: Rows to write. More than the last boundary under graph padding; the rest are padding rows.
+
+        Returns:
+            The first `num_rows` of the buffers: keys that each row sees, 0 in padding rows (and behind `num_rows`);
+            the owner's pages that hold these keys, page 0 where there are none; and query lengths, 1 everywhere.
+
+        Raises:
+            ValueError: more rows than the buffers hold, or a block table wider than theirs.
+        """
+        num_columns = block_table.shape[1]
+        views = self._views.get(num_rows)
+        if views is None:
+            if num_rows > self._capacity:
+                raise ValueError(f"{num_rows} rows do not fit into metadata for {self._capacity}")
+            views = self._seq_lens[:num_rows], self._block_table[:num_rows], self._query_lens[:num_rows]
+            self._views[num_rows] = views
+        if num_columns > self._max_columns:
+            raise ValueError(f"block tables of {num_columns} pages do not fit into rows of {self._max_columns}")
+        self._launcher.launch(
+            num_rows + -(-(self._capacity - num_rows) // _COLUMNS),
+            (
+                boundaries,
+                seq_lens,
+                block_table,
+                self._seq_lens,
+                self._query_lens,
+                self._block_table,
+                block_table.stride(0),
+                self._stride,
+                num_requests,
+                num_rows,
+                self._capacity,
+                num_columns,
+                # A full table holds the longest context, so a page holds at least this many tokens.
+                max(self._max_keys // num_columns, 1),
+            ),
+            (1 << (num_requests - 1).bit_length(), _COLUMNS),
+            num_warps=4,
+        )
+        return views

@@ -39,11 +39,14 @@ _HOPPER = 90
 _DEVICE_LENGTHS = "_dspark_device_lengths"
 """A builder's attribute: whether its rows come from the device's boundaries. Decided once, asked every step."""
 
+_DEVICE_ROWS = "_dspark_device_rows"
+"""A builder's attribute: the `Rows` that its buffers hold, from its first ragged step on."""
+
 
 def _enable_device_lengths(indexer: ModuleType) -> None:
     from vllm.v1.attention.backend import AttentionCGSupport
 
-    from patches.flattened_rows import flatten
+    from patches.flattened_rows import Rows
 
     builder_class = indexer.DeepseekV32IndexerMetadataBuilder
 
@@ -84,23 +87,23 @@ def _enable_device_lengths(indexer: ModuleType) -> None:
         num_requests, num_rows = step["num_decodes"], step["num_decode_tokens"]
         if num_requests == 1 or not builder.__dict__[_DEVICE_LENGTHS]:
             return wrapped(**step)
-        flatten(
-            # `build` hands over the starts and leaves off the last end, which lies right behind them.
-            step["query_start_loc"].as_strided((num_requests + 1,), (1,)),
+        rows = builder.__dict__.get(_DEVICE_ROWS)
+        if rows is None:
+            rows = builder.__dict__[_DEVICE_ROWS] = Rows(
+                builder.decode_seq_lens_buffer,
+                builder.decode_lens_buffer,
+                builder.expanded_block_table_buffer,
+                builder.vllm_config.model_config.max_model_len,
+            )
+        # `build` hands over the starts and leaves off the last end, which lies right behind them.
+        seq_lens, block_table, query_lens = rows.flatten(
+            step["query_start_loc"],
             step["seq_lens"],
             step["block_table"],
+            num_requests=num_requests,
             num_rows=num_rows,
-            row_seq_lens=builder.decode_seq_lens_buffer,
-            row_query_lens=builder.decode_lens_buffer,
-            row_block_table=builder.expanded_block_table_buffer,
         )
-        return (
-            builder.decode_seq_lens_buffer[:num_rows],
-            builder.expanded_block_table_buffer[:num_rows],
-            builder.decode_lens_buffer[:num_rows],
-            num_rows,
-            False,
-        )
+        return seq_lens, block_table, query_lens, num_rows, False
 
     wrapt.wrap_function_wrapper(
         indexer, "DeepseekV32IndexerBackend.supports_device_cpu_query_lens_mismatch", supports_mismatch

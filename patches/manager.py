@@ -4,8 +4,9 @@ Upstream's `AdaptiveVerificationManager` counts the scheduler's padding among th
 confidence of 1.0, so its K padded drafts rank first: the step verifies tokens that do not exist and refuses real
 ones for it. Here padding is not eligible. The budget itself (`patches.budget`) follows upstream's rule; in fixed mode
 (`patches.modes`) it is every eligible draft. What comes after the choice, compaction on the host and the ranking on
-the device, is upstream's and works from the eligible counts. Estimates are first calibrated (`patches.calibration`) and
-made the same on every tensor-parallel rank (`patches.consensus`).
+the device, works from the eligible counts. Estimates are first calibrated (`patches.calibration`) and made the same on
+every tensor-parallel rank (`patches.consensus`). Three stages take time off a step, each by itself:
+`patches.confidence_ring`, `patches.unbound_budget`, `patches.ranking`.
 
 Everything that changes how budgets are chosen belongs in this class, one stage a module.
 """
@@ -17,17 +18,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
-from patches import consensus
+from patches import confidence_ring, consensus, ranking, unbound_budget
 from patches.admission import eligible_drafts
 from patches.budget import CostTables, choose_budget, full_budget, survival_probabilities
 from patches.calibration.stage import begin_calibration
 from patches.install import is_applied
 from patches.modes import Mode
 from patches.telemetry import trace
+
+_COUNTS_TO_HOST = "_copy_admitted_drafts_to_host"
+"""Upstream's attribute, from 0.33.0 on: whether `reallocate_drafts` also copies the admitted counts to the host."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,16 @@ class StepPlan:
     """Request id -> drafts that were really drafted for it."""
     mode: Mode
     """What chose the budget."""
+    scheduled: int
+    """Drafts scheduled, placeholders included."""
+    row: dict[str, int]
+    """Request id -> its row of `batch`."""
+    batch: NDArray[np.int32]
+    """[3, requests] slots, eligible drafts, and tokens that are not drafts."""
+
+    def in_order(self, request_ids: Sequence[str]) -> NDArray[np.int32]:
+        """`batch` with its requests in another order."""
+        return self.batch.take(_counts(self.row[request_id] for request_id in request_ids), axis=1)
 
 
 class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
@@ -49,6 +64,8 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
     """How the next budget is chosen; `patches.modes` sets it between steps."""
     plan: StepPlan | None = None
     """The decision for the step in preparation."""
+    _batch_budget: tuple[dict[str, int], dict[str, int], int] | None
+    """Upstream's form of it: eligible drafts and other tokens by request id, and the budget. None once used."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,6 +76,34 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             self.req_states.device,
             reaches_every_rank=self._shares_estimates or ranks == 1,
         )
+        slots, steps = self._confidence_probs.shape
+        self._ring = (
+            confidence_ring.ConfidenceRing(slots, steps, self._confidence_probs.device)
+            if is_applied(confidence_ring.PATCH_ID)
+            else None
+        )
+        # Where upstream wants the admitted counts on the host as well (0.33.0), its own chain brings them there.
+        self._ranking = (
+            ranking.Ranking(self._confidence_probs, self._cu_num_logits, self.query_start_loc)
+            if is_applied(ranking.PATCH_ID)
+            and ranking.Ranking.fits(slots, steps)
+            and not getattr(self, _COUNTS_TO_HOST, False)
+            else None
+        )
+        self._takes_shortcut = is_applied(unbound_budget.PATCH_ID)
+
+    @property
+    def confidence_waits(self) -> int:
+        """Steps whose budget had to wait for confidences to reach the host; 0 where upstream's copies are used."""
+        return 0 if self._ring is None else self._ring.waits
+
+    def add_request(self, req_idx: int) -> None:
+        """Forget what the slot's last owner left."""
+        if self._ring is None:
+            super().add_request(req_idx)
+        else:
+            self._ring.reset(req_idx)
+            self._confidence_probs[req_idx].fill_(1.0)
 
     def record_confidences(self, confidence_probs: Any, input_batch: Any) -> None:
         """Upstream's scatter and copy, of rank 0's calibrated estimates.
@@ -71,7 +116,11 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             confidence_probs = self.calibration.calibrated(confidence_probs[: input_batch.num_reqs])
         if self._shares_estimates:
             consensus.share_estimates(confidence_probs, input_batch.num_reqs)
-        super().record_confidences(confidence_probs, input_batch)
+        if self._ring is None:
+            super().record_confidences(confidence_probs, input_batch)
+        else:
+            self._confidence_probs[input_batch.idx_mapping] = confidence_probs[: input_batch.num_reqs]
+            self._ring.record(self._confidence_probs)
 
     def get_num_tokens(self, num_tokens_per_req: Mapping[str, int], draft_tokens: Mapping[str, Sequence[int]]) -> int:
         """Choose the step's budget; returns the tokens of the step with that many drafts.
@@ -98,8 +147,9 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             budget = full_budget(eligible, max_budget)
         else:
             assert self.cost_tables is not None
+            known = self._stale_confidences[self._stale_idx].np if self._ring is None else self._ring.values
             budget = choose_budget(
-                survival_probabilities(self._stale_confidences[self._stale_idx].np[slots]),
+                survival_probabilities(known[slots]),
                 eligible,
                 sampling_requests=int(np.count_nonzero(computed + other_tokens >= prefill)),
                 other_tokens=int(other_tokens.sum()),
@@ -107,7 +157,14 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
                 costs=CostTables(*self.cost_tables),
             )
         eligible_by_id = dict(zip(request_ids, eligible.tolist(), strict=True))
-        self.plan = StepPlan(budget, eligible_by_id, self.mode)
+        self.plan = StepPlan(
+            budget,
+            eligible_by_id,
+            self.mode,
+            scheduled=int(scheduled_drafts.sum()),
+            row={request_id: row for row, request_id in enumerate(request_ids)},
+            batch=np.stack((slots, eligible, other_tokens)),
+        )
         self._batch_budget = (
             eligible_by_id,
             dict(zip(request_ids, other_tokens.tolist(), strict=True)),
@@ -124,17 +181,61 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         return self._confidence_probs.index_select(0, slots)
 
     def reallocate_drafts(self, req_ids: list[str], idx_mapping: Any) -> Any:
-        """Upstream's ranking on the device; traced when a trace was asked for."""
-        result = super().reallocate_drafts(req_ids, idx_mapping)
-        if self.plan is not None and trace.enabled():
+        """Split the budget among the requests and write the boundaries that follow.
+
+        Takes the place of `AdaptiveVerificationManager.reallocate_drafts` where a patch is on that does it faster.
+
+        Args:
+            req_ids: The batch, in order.
+            idx_mapping: [requests] its slots, on the device.
+
+        Returns:
+            As upstream's: logit boundaries [requests + 1], token boundaries [max requests + 1], the budget, and in
+            releases that have it None for counts that are not on their way to the host.
+        """
+        plan = self.plan
+        assert plan is not None
+        bonus = self.num_bonus_tokens
+        eligible = sum(plan.eligible.values())
+        if self._takes_shortcut and unbound_budget.split_is_known(budget=plan.budget, eligible=eligible):
+            _, drafts, others = plan.in_order(req_ids)
+            admitted = drafts if plan.budget else np.zeros_like(drafts)
+            unbound_budget.upload_ends(admitted + bonus, self._cu_num_logits)
+            if not unbound_budget.host_boundaries_are_exact(budget=plan.budget, scheduled=plan.scheduled):
+                unbound_budget.upload_boundaries(admitted + others, self.query_start_loc)
+            result = self._boundaries(len(req_ids), plan.budget)
+        elif self._ranking is not None:
+            self._ranking.allot(plan.in_order(req_ids), budget=plan.budget, bonus_tokens=bonus)
+            result = self._boundaries(len(req_ids), plan.budget)
+        else:
+            result = super().reallocate_drafts(req_ids, idx_mapping)
+        if getattr(self, _COUNTS_TO_HOST, False) and 0 < plan.budget == eligible < plan.scheduled:
+            result = (*result[:3], self._counts_on_host(plan.in_order(req_ids)[1]))
+        if trace.enabled():
             trace.record_ranking(
                 req_ids,
-                budget=self.plan.budget,
-                eligible=[self.plan.eligible[req_id] for req_id in req_ids],
+                budget=plan.budget,
+                eligible=[plan.eligible[req_id] for req_id in req_ids],
                 confidences=self._confidence_probs[idx_mapping],
-                admitted=self._batch_draft_capacity[: len(req_ids)],
+                admitted=result[0].diff() - bonus,
             )
         return result
+
+    def _counts_on_host(self, admitted: NDArray[np.int32]) -> Any:
+        """Upstream's `AdmittedDraftCounts` of a split that the host knows.
+
+        Upstream leaves them out where the budget takes every draft and reads what was scheduled instead, but that
+        includes placeholders, which are not verified here: every rank would expect more logits than there are.
+        """
+        from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdmittedDraftCounts
+
+        return AdmittedDraftCounts(torch.from_numpy(admitted), self._admitted_drafts_event)
+
+    def _boundaries(self, requests: int, budget: int) -> tuple[Any, ...]:
+        """What upstream's `reallocate_drafts` returns, and the state it leaves."""
+        self._batch_budget = None
+        result = (self._cu_num_logits[: requests + 1], self.query_start_loc, budget)
+        return (*result, None) if hasattr(self, _COUNTS_TO_HOST) else result
 
 
 def _counts(values: Any) -> NDArray[np.int32]:

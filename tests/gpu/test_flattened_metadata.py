@@ -13,33 +13,29 @@ from tests.patches.release_process import answer
 
 MAX_REQUESTS, DRAFTS = 128, 7
 CAPACITY = 1024
+MAX_KEYS = 4096
 
 builder_of_0_28 = partial(answer, "hopper_indexer", "0.28.0", settings=(("TRITON_INTERPRET", "0"),))
 
 
-class Rows:
-    """The persistent outputs of `flatten`, and the inputs that a captured launch reads."""
+class Buffers:
+    """The persistent buffers of `Rows`, and what differs in them."""
 
     def __init__(self, pages: int) -> None:
         import torch
+
+        from patches.flattened_rows import Rows
 
         whole = partial(torch.full, dtype=torch.int32, device="cuda")
         self.seq_lens = whole((CAPACITY,), 77)
         self.query_lens = whole((CAPACITY,), 77)
         self.block_table = whole((CAPACITY, pages), 77)
+        self.tokens_per_page = max(MAX_KEYS // pages, 1)
+        self.rows = Rows(self.seq_lens, self.query_lens, self.block_table, MAX_KEYS)
 
     def flatten(self, boundaries: Any, seq_lens: Any, block_table: Any, num_rows: int) -> None:
-        from patches.flattened_rows import flatten
-
-        flatten(
-            boundaries,
-            seq_lens,
-            block_table,
-            num_rows=num_rows,
-            row_seq_lens=self.seq_lens,
-            row_query_lens=self.query_lens,
-            row_block_table=self.block_table,
-        )
+        requests = seq_lens.shape[0]
+        self.rows.flatten(boundaries, seq_lens, block_table, num_requests=requests, num_rows=num_rows)
 
     def differences(self, batch: Batch) -> list[str]:
         rows = batch.num_rows
@@ -48,6 +44,7 @@ class Rows:
             self.seq_lens[:rows].cpu().numpy(),
             self.block_table[:rows].cpu().numpy(),
             self.query_lens[:rows].cpu().numpy(),
+            tokens_per_page=self.tokens_per_page,
         )
         if self.seq_lens[rows:].any():
             found.append("lengths of an earlier step are left behind the last row")
@@ -62,7 +59,7 @@ def on_gpu(array: np.ndarray[Any, Any]) -> Any:
 
 @pytest.mark.parametrize("pages", [1, 63, 1500])
 def test_rows_equal_the_reference(pages):
-    rng, rows = np.random.default_rng(pages), Rows(pages)
+    rng, rows = np.random.default_rng(pages), Buffers(pages)
     for _ in range(1000):
         batch = random_batch(rng, drafts=DRAFTS, max_requests=MAX_REQUESTS, max_rows=CAPACITY, pages=pages)
         rows.flatten(on_gpu(batch.boundaries), on_gpu(batch.seq_lens), on_gpu(batch.block_table), batch.num_rows)
@@ -73,7 +70,7 @@ def test_a_captured_launch_follows_the_boundaries():
     import torch
 
     pages, captured = 33, (64, 512)
-    rng, rows = np.random.default_rng(5), Rows(pages)
+    rng, rows = np.random.default_rng(5), Buffers(pages)
     draw = partial(
         random_batch, rng, drafts=DRAFTS, max_requests=MAX_REQUESTS, max_rows=CAPACITY, pages=pages, captured=captured
     )

@@ -18,9 +18,10 @@ REPOSITORY = HERE.parents[1]
 def plans_of_two_ranks(tmp_path) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     """Run `ranks.py` with an installed or unpacked vLLM; returns what ranks 0 and 1 planned, [steps, numbers] each."""
 
-    def run(release: str, *, steps: int, estimates: str, vllm_root: Path | None = None):
+    def run(release: str, *, steps: int, estimates: str, off: tuple[str, ...] = (), vllm_root: Path | None = None):
         search_path = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"DSPARK_TEST_RELEASE": release, "VLLM_PLUGINS": "", "OMP_NUM_THREADS": "1"}
+        environment["DSPARK_PATCHES_OFF"] = ",".join(off)
         if vllm_root is not None:
             search_path.insert(0, str(vllm_root))
             environment["VLLM_TARGET_DEVICE"] = "cpu"

@@ -2,9 +2,9 @@
 
 Each rank is a process of a real gloo group with vLLM's own tensor-parallel coordinator, and plans with the real
 manager of the vLLM on `PYTHONPATH`, patched as that release on that hardware is. Scheduling is the same on both;
-every estimate of rank 1 is off by a little. `own` leaves out the sharing of estimates. With `DSPARK_CALIBRATION=on`
-rank 0, which alone counts, finds new temperatures all the time. What each rank decided goes to
-OUT, one file a rank: per step the budget, then the boundaries of the batch.
+every estimate of rank 1 is off by a little, and those of rank 0 are quarters, whose products are exact. `own` leaves
+out the sharing of estimates. With `DSPARK_CALIBRATION=on` rank 0, which alone counts, finds new temperatures all the
+time. What each rank decided goes to OUT, one file a rank: per step the budget, then the boundaries of the batch.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ import torch
 
 from patches.calibration.mode import CalibrationMode, chosen_mode
 from patches.hardware import CPU, CUDA_HOPPER
-from patches.install import apply, survey, vllm_root
+from patches.install import apply, survey, switched_off_ids, vllm_root
 
 RANKS, SLOTS, STEPS, WIDTH = 2, 12, 4, 64
 """Ranks, request slots, longest draft, and numbers recorded for a step."""
@@ -47,7 +47,9 @@ def manager_module():
 
     release = os.environ["DSPARK_TEST_RELEASE"]
     hardware = CPU if "site-packages" in vllm.__file__ else CUDA_HOPPER
-    installed = apply(survey(release=release, hardware_name=hardware, vllm_root=vllm_root()))
+    installed = apply(
+        survey(release=release, hardware_name=hardware, vllm_root=vllm_root(), switched_off=switched_off_ids())
+    )
     assert {"adaptive-manager", "tp-consensus"} <= set(installed.applied), installed.decisions
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
@@ -85,7 +87,10 @@ def plan(manager, rank: int, steps: int) -> np.ndarray:
         tokens = {i: int(n) + 1 for i, n in zip(ids, drafts, strict=True)}
         decisions[step, 0] = manager.get_num_tokens(tokens, {i: [7] * (tokens[i] - 1) for i in ids})
         rows = drafts.astype(np.int32)
-        manager.compact_batch(rows, rows + 1, np.cumsum(np.append(0, rows + 1)))
+        counts, _ = manager.compact_batch(rows, rows + 1, np.cumsum(np.append(0, rows + 1)))
+        # `GPUModelRunner.prepare_inputs` uploads the host's boundaries before it asks for the device's.
+        manager.query_start_loc.fill_(int(decisions[step, 0]))
+        manager.query_start_loc[: len(ids) + 1] = torch.from_numpy(np.cumsum(np.append(0, counts)))
         logits, queries, budget = manager.reallocate_drafts(ids, torch.from_numpy(slots))[:3]
         boundaries = np.concatenate((logits.numpy(), queries[: len(ids) + 1].numpy()))
         decisions[step, 1] = budget

@@ -32,15 +32,8 @@ def test_rows_equal_the_reference():
 def test_what_does_not_fit_is_refused_before_a_launch(num_rows, pages, message):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("triton", reason="Triton is not installed")
-    from patches.flattened_rows import flatten
+    from patches.flattened_rows import Rows
 
+    rows = Rows(torch.zeros(8), torch.zeros(8), torch.zeros(8, 4), max_keys=100)
     with pytest.raises(ValueError, match=message):
-        flatten(
-            torch.tensor([0, 4]),
-            torch.tensor([4]),
-            torch.zeros(1, pages),
-            num_rows=num_rows,
-            row_seq_lens=torch.zeros(8),
-            row_query_lens=torch.zeros(8),
-            row_block_table=torch.zeros(8, 4),
-        )
+        rows.flatten(torch.tensor([0, 4]), torch.tensor([4]), torch.zeros(1, pages), num_requests=1, num_rows=num_rows)

@@ -5,20 +5,37 @@ The expectations are derived from our own source, so that a new use is checked w
 
 import ast
 import inspect
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import patches
 from patches.install import vllm_release
+from patches.releases import unpacked
 
 PATCHES = Path(patches.__file__).parent
 GPU = "vllm/v1/worker/gpu"
 ADAPTIVE = f"{GPU}/spec_decode/adaptive_verification.py"
 
+OURS = {
+    "mode",
+    "plan",
+    "_shares_estimates",
+    "_ring",
+    "_ranking",
+    "_takes_shortcut",
+    "_boundaries",
+    "_counts_on_host",
+}
+"""What our manager puts on itself."""
+
 READ = [
     # our module, its variable, upstream's file, upstream's class, what we put on the object ourselves
-    ("manager.py", "self", ADAPTIVE, "AdaptiveVerificationManager", {"mode", "plan", "_shares_estimates"}),
+    ("manager.py", "self", ADAPTIVE, "AdaptiveVerificationManager", OURS),
     ("manager.py", "states", f"{GPU}/states.py", "RequestState", set()),
     ("manager.py", "input_batch", f"{GPU}/input_batch.py", "InputBatch", set()),
     ("telemetry/patch.py", "batch", f"{GPU}/input_batch.py", "InputBatch", set()),
@@ -26,7 +43,7 @@ READ = [
     ("telemetry/patch.py", "output", f"{GPU}/async_utils.py", "AsyncOutput", set()),
     ("telemetry/patch.py", "scheduler_output", "vllm/v1/core/sched/output.py", "SchedulerOutput", set()),
 ]
-OVERRIDDEN = ["get_num_tokens", "reallocate_drafts", "record_confidences"]
+OVERRIDDEN = ["add_request", "get_num_tokens", "reallocate_drafts", "record_confidences"]
 
 
 def class_body(vllm_root: Path, file: str, name: str) -> ast.ClassDef:
@@ -115,9 +132,29 @@ def test_two_ranks_plan_alike(release, vllm_root, plans_of_two_ranks):
     """The real class of each release; the pinned one runs where it is installed (tests/patches)."""
     if release == vllm_release():
         vllm_root = None
-    first, second = plans_of_two_ranks(release, steps=300, estimates="shared", vllm_root=vllm_root)
+    slow = ("fused-ranking", "unbound-budget-shortcut")
+    expected, _ = plans_of_two_ranks(release, steps=150, estimates="shared", off=slow, vllm_root=vllm_root)
+    first, second = plans_of_two_ranks(release, steps=150, estimates="shared", vllm_root=vllm_root)
     assert (first == second).all()
     assert first[:, 1].any()
+    assert (first == expected).all(), "faster, but the same plans"
+
+
+def test_placeholders_are_not_counted_for_batch_sharded_sampling():
+    """From 0.33.0 on ranks size an all-to-all by the admitted counts on the host."""
+    root = unpacked("0.33.0")
+    paths = [str(root), str(PATCHES.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    settings = {"DSPARK_TEST_RELEASE": "0.33.0", "VLLM_PLUGINS": "", "VLLM_TARGET_DEVICE": "cpu"}
+    process = subprocess.run(
+        [sys.executable, str(PATCHES.parent / "tests/patches/placeholders_on_host.py")],
+        env=os.environ | settings | {"PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    assert json.loads(process.stdout.splitlines()[-1]) == [[4, 0], [4, 0]]
 
 
 def test_the_handshake_reaches_every_engine(vllm_root):

@@ -147,6 +147,7 @@ def compare(batch: Batch, decode: Any, compress_ratio: int) -> list[str]:
         decode.seq_lens.squeeze(-1).cpu().numpy(),
         decode.block_table.cpu().numpy(),
         decode.decode_lens.cpu().numpy(),
+        tokens_per_page=4096 // batch.block_table.shape[1],
         compress_ratio=compress_ratio,
     )
 

@@ -145,7 +145,11 @@ def metadata(drafts: int, seed: int, count: int) -> dict[str, Any]:
             wrong.append("not one row a token")
             continue
         wrong += differences(
-            batch, decode.seq_lens.squeeze(-1).numpy(), decode.block_table.numpy(), decode.decode_lens.numpy()
+            batch,
+            decode.seq_lens.squeeze(-1).numpy(),
+            decode.block_table.numpy(),
+            decode.decode_lens.numpy(),
+            tokens_per_page=4096 // pages,
         )[:1]
     return {"wrong": len(wrong), "first": wrong[:1]}
 

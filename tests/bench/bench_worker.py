@@ -1,0 +1,163 @@
+"""What the benchmark adds to vLLM's worker (`worker_extension_cls`): injected confidences and rates, counts, traces.
+
+Confidences are injected by handing the manager another tensor than the drafter's, which takes no kernel of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+TABLES = 64
+"""Different sets of confidences that an injected run goes through."""
+
+
+class BenchWorker:
+    """Methods for `LLM.collective_rpc`. All take and return plain values."""
+
+    model_runner: Any
+
+    def bench_watch(self) -> None:
+        """Count steps and budgets from now on, and let confidences be injected."""
+        runner = self.model_runner
+        self._bench_steps = self._bench_budget = self._bench_full = self._bench_chosen = 0
+        self._bench_tables: Any = None
+        sample = runner.sample_tokens
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._bench_steps += 1
+            return sample(*args, **kwargs)
+
+        runner.sample_tokens = counted
+        manager = getattr(runner, "adaptive_verification", None)
+        if manager is None:
+            return
+        choose, record = manager.get_num_tokens, manager.record_confidences
+
+        def chosen(*args: Any, **kwargs: Any) -> int:
+            tokens: int = choose(*args, **kwargs)
+            drafts, _, budget = manager._batch_budget
+            self._bench_chosen += 1
+            self._bench_budget += budget
+            self._bench_full += budget == sum(drafts.values())
+            return tokens
+
+        def injected(confidences: Any, batch: Any) -> None:
+            if self._bench_tables is not None:
+                confidences = self._bench_tables[self._bench_steps % TABLES]
+            record(confidences, batch)
+
+        manager.get_num_tokens, manager.record_confidences = chosen, injected
+
+    def bench_workload(self, rates: list[float] | None, confidences: list[float] | None, spread: float) -> None:
+        """Accept drafts at these rates, and replace the drafter's confidences.
+
+        Args:
+            rates: [steps] probability that a draft is accepted, given that those before it were. None: unchanged.
+            confidences: [steps] mean of the injected confidences; None leaves the drafter's.
+            spread: Half the width of the range that each confidence is drawn from, uniformly, around its mean.
+        """
+        import torch
+
+        runner = self.model_runner
+        sampler = runner.rejection_sampler
+        if rates is not None and sampler is not None:
+            held = sampler.synthetic_conditional_rates
+            held.copy_(torch.tensor(rates, dtype=held.dtype))
+        manager = getattr(runner, "adaptive_verification", None)
+        if manager is None:
+            return
+        self._bench_tables = None
+        if confidences is not None:
+            mean = torch.tensor(confidences, dtype=torch.float32)
+            # Narrower near 0 and 1, so that the mean stays what it is.
+            room = torch.minimum(torch.full_like(mean, spread), torch.minimum(mean, 1 - mean))
+            shape = (TABLES, manager._confidence_probs.shape[0], mean.numel())
+            noise = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+            self._bench_tables = (mean + room * noise).to(manager._confidence_probs.device)
+
+    def bench_counts(self) -> dict[str, int]:
+        """Since `bench_watch`: steps, budgets chosen, their sum, how many took every draft, and waits of the ring."""
+        manager = getattr(self.model_runner, "adaptive_verification", None)
+        return {
+            "steps": self._bench_steps,
+            "chosen": self._bench_chosen,
+            "budget": self._bench_budget,
+            "full": self._bench_full,
+            "waits": getattr(manager, "confidence_waits", 0),
+        }
+
+    def bench_profile_costs(self) -> list[list[tuple[int, float]]]:
+        """Upstream's cost profile once more, on a device that nobody else uses meanwhile: draft and verify curves."""
+        runner = self.model_runner
+        manager = runner.adaptive_verification
+        with runner.step_timing.collect() as timings:
+            for batch in manager.batches_to_profile(runner.cudagraph_manager.captured_token_counts()):
+                runner._dummy_run(**batch)
+        curves = []
+        for points in (
+            [(s.num_reqs, s.drafter_ms) for s in timings if s.full_cudagraph],
+            [(s.num_target_tokens, s.forward_ms) for s in timings],
+        ):
+            sizes = sorted({size for size, _ in points})
+            curves.append([(n, statistics.median(ms for size, ms in points if size == n)) for n in sizes])
+        return curves
+
+    def bench_set_costs(self, draft_curve: list[Any], verify_curve: list[Any]) -> None:
+        """Plan with these curves."""
+        curves = [[(int(size), float(ms)) for size, ms in curve] for curve in (draft_curve, verify_curve)]
+        self.model_runner.adaptive_verification.set_cost_curves(*curves)
+
+    def bench_trace(self, path: str | None) -> None:
+        """Start PyTorch's profiler, or with a path stop it and write what it saw there."""
+        import torch
+
+        if path is None:
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                kinds.append(torch.profiler.ProfilerActivity.CUDA)
+            self._bench_first_step = self._bench_steps
+            self._bench_profiler = torch.profiler.profile(activities=kinds)
+            self._bench_profiler.start()
+            return
+        self._bench_profiler.stop()
+        steps = max(self._bench_steps - self._bench_first_step, 1)
+        Path(path).write_text(_describe(self._bench_profiler.events(), steps))
+        del self._bench_profiler
+
+
+def _describe(events: Any, steps: int) -> str:
+    """Kernels, the gaps between them, and host calls, per step."""
+    from torch.autograd import DeviceType
+
+    device = sorted(
+        ((e.time_range.start, e.time_range.end, e.name) for e in events if e.device_type == DeviceType.CUDA),
+    )
+    lines = [f"{steps} steps, microseconds a step"]
+    if device:
+        kernels: dict[str, list[float]] = {}
+        gaps: dict[str, list[float]] = {}
+        busy_until, before, idle = device[0][0], device[0][2], 0.0
+        for start, end, name in device:
+            kernels.setdefault(name, []).append(end - start)
+            if start > busy_until:
+                idle += start - busy_until
+                gaps.setdefault(f"{before[:60]} -> {name[:60]}", []).append(start - busy_until)
+            if end > busy_until:
+                busy_until, before = end, name
+        span = busy_until - device[0][0]
+        lines.append(f"device: {span / steps:.1f}, of it idle {idle / steps:.1f}, {len(device) / steps:.1f} kernels")
+        lines += _top("kernels", kernels, steps, 45) + _top("gaps", gaps, steps, 25)
+    host: dict[str, list[float]] = {}
+    for event in events:
+        if event.device_type == DeviceType.CPU:
+            host.setdefault(event.name, []).append(event.self_cpu_time_total)
+    return "\n".join([*lines, *_top("host", host, steps, 45)]) + "\n"
+
+
+def _top(title: str, times: dict[str, list[float]], steps: int, count: int) -> list[str]:
+    rows = sorted(((sum(each), len(each), name) for name, each in times.items()), reverse=True)[:count]
+    return [f"\n{title}: us, calls"] + [
+        f"{total / steps:9.1f} {calls / steps:7.2f}  {n[:130]}" for total, calls, n in rows
+    ]

@@ -1,0 +1,149 @@
+"""`python -m tests.bench.micro_ranking`: ranking, and all of `reallocate_drafts`, by upstream's code and by ours.
+
+Both managers of the installed vLLM, with a budget of half the drafts, take turns in one process. Prints a JSON line a
+batch size: microseconds until the device is done, until the host may go on, and of device time alone. Before that it
+compares what they admit where no two drafts tie.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda:0" if ON_GPU else "cpu")
+if not ON_GPU:
+    import vllm.v1.worker.cpu.shm  # noqa: F401 (stands in for streams and events)
+
+from vllm.distributed import parallel_state  # noqa: E402
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification as upstream  # noqa: E402
+
+BATCHES = ((1, 7), (4, 7), (16, 7), (64, 7), (256, 7), (1024, 7), (1024, 16)) if ON_GPU else ((16, 7),)
+"""(requests, drafts of each)"""
+REPEATS = 300 if ON_GPU else 2
+synchronize: Callable[[], None] = torch.cuda.synchronize if ON_GPU else lambda: None
+
+
+def managers(requests: int, steps: int) -> tuple[Any, Any]:
+    """Upstream's manager and ours over the same confidences."""
+    from patches.manager import AdaptiveManager
+
+    states = SimpleNamespace(
+        num_speculative_steps=steps,
+        device=DEVICE,
+        max_num_reqs=requests,
+        max_num_batched_tokens=requests * (steps + 1),
+        req_id_to_index={f"r{slot}": slot for slot in range(requests)},
+        num_computed_tokens_np=np.full(requests, 8, dtype=np.int32),
+        prefill_len=SimpleNamespace(np=np.full(requests, 8, dtype=np.int32)),
+    )
+    confidences = torch.rand(requests, steps, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    both = []
+    for kind in (AdaptiveManager.__mro__[1], AdaptiveManager):
+        boundaries = torch.zeros(requests + 1, dtype=torch.int32, device=DEVICE)
+        manager = kind(states, boundaries, num_bonus_tokens=1, max_total_logits=1 << 30)
+        manager._confidence_probs.copy_(confidences)
+        manager.set_cost_curves([(1, 1.0)], [(1, 1.0), (requests * (steps + 1), 1.0)])
+        both.append(manager)
+    return both[0], both[1]
+
+
+def device_us(call: Callable[[], object]) -> float | None:
+    """Time of the kernels and copies of one call."""
+    if not ON_GPU:
+        return None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(50):
+            call()
+        synchronize()
+    cuda = torch.autograd.DeviceType.CUDA
+    spent = sum(e.time_range.elapsed_us() for e in profiler.events() if e.device_type == cuda)
+    return round(spent / 50, 2)
+
+
+def microseconds(calls: dict[str, Callable[[], object]]) -> dict[str, dict[str, float | None]]:
+    for call in calls.values():
+        for _ in range(REPEATS // 10 + 1):
+            call()
+    synchronize()
+    wall: dict[str, list[float]] = {name: [] for name in calls}
+    enqueue: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(REPEATS):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call()
+            enqueue[name].append(time.perf_counter() - started)
+            synchronize()
+            wall[name].append(time.perf_counter() - started)
+    return {
+        name: {
+            "wall_us": round(1e6 * float(np.median(wall[name])), 1),
+            "enqueue_us": round(1e6 * float(np.median(enqueue[name])), 1),
+            "device_us": device_us(call),
+        }
+        for name, call in calls.items()
+    }
+
+
+def compare(requests: int, steps: int, plain_ranking: Callable[..., None]) -> dict[str, Any]:
+    theirs, ours = managers(requests, steps)
+    budget = requests * steps // 2
+    ids = [f"r{slot}" for slot in range(requests)]
+    slots = torch.arange(requests, device=DEVICE)
+    tokens = dict.fromkeys(ids, steps + 1)
+    drafts = dict.fromkeys(ids, steps)
+    ours.get_num_tokens(tokens, {i: [7] * steps for i in ids})
+    binding = ours.plan.__class__(
+        budget, **{f: getattr(ours.plan, f) for f in ("eligible", "scheduled", "row", "batch")}
+    )
+    unbound = binding.__class__(
+        requests * steps, **{f: getattr(ours.plan, f) for f in ("eligible", "scheduled", "row", "batch")}
+    )
+
+    def reallocate_theirs(chosen: int) -> Any:
+        theirs._batch_budget = (drafts, dict.fromkeys(ids, 1), chosen)
+        return theirs.reallocate_drafts(ids, slots)
+
+    def reallocate_ours(plan: Any) -> Any:
+        ours.plan = plan
+        return ours.reallocate_drafts(ids, slots)
+
+    expected, got = reallocate_theirs(budget), reallocate_ours(binding)
+    equal = all(torch.equal(a, b) for a, b in zip(expected[:2], got[:2], strict=True))
+    capacities = torch.full((requests,), steps, dtype=torch.int32, device=DEVICE)
+    batch = binding.in_order(ids)
+    return {
+        "equal": equal,
+        "costs": microseconds(
+            {
+                "ranking, upstream": lambda: plain_ranking(theirs._confidence_probs, slots, capacities, budget, steps),
+                "ranking and boundaries, one kernel": lambda: ours._ranking.allot(batch, budget=budget, bonus_tokens=1),
+                "reallocate, upstream": lambda: reallocate_theirs(budget),
+                "reallocate, ours": lambda: reallocate_ours(binding),
+                "reallocate unbound, upstream": lambda: reallocate_theirs(requests * steps),
+                "reallocate unbound, ours": lambda: reallocate_ours(unbound),
+            }
+        ),
+    }
+
+
+def main() -> None:
+    plain_ranking = upstream._assign_draft_token_budget_compiled if ON_GPU else upstream._assign_draft_token_budget
+    from patches.install import install
+
+    assert {"fused-ranking", "unbound-budget-shortcut"} <= set(install().applied)
+    upstream._assign_draft_token_budget_compiled = plain_ranking
+    # A group of one, which needs no process group.
+    parallel_state._TP = SimpleNamespace(world_size=1, broadcast_object=lambda value, **_from: value)
+    for requests, steps in BATCHES:
+        print(json.dumps({"requests": requests, "steps": steps, **compare(requests, steps, plain_ranking)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

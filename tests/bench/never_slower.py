@@ -1,0 +1,453 @@
+"""Is adaptive verification ever slower than fixed? Measures it on one GPU, in interleaved rounds. See RESULTS.md.
+
+usage: python -m tests.bench.never_slower --raw RAW.jsonl --seconds 560 [--only overhead,micro,...] [options]
+       python -m tests.bench.never_slower --report RAW.jsonl [RAW.jsonl ...]
+
+All engines of a part live on the device at once, one process each, and all but one are idle at any time, so that a
+round compares them in the same minute. Every measurement is appended to RAW as soon as it is there. `--seconds` ends
+the run in good order. An engine that fails shows the end of its log, and the others go on.
+
+Parts, in order:
+  overhead   confidences forced to 0.999 and every draft accepted: budgets are full, only the overhead differs
+  micro      the indexer's metadata, and the ranking, by themselves
+  workloads  synthetic acceptance with varying confidences of the same mean, from 1 to 256 requests
+  trace      PyTorch's profiler over some steps, adaptive and fixed
+  startup    time and memory of graph capture, by token grid
+  staleness  acceptance length with confidences one record older, of the bundled pair, on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.bench.arms import ARMS, DRAFTS, REPOSITORY, Arm, Engine, EngineError, Setting
+
+WORKLOADS: dict[str, list[float]] = {
+    "high": [0.9] * DRAFTS,
+    "decaying": [0.85, 0.75, 0.6, 0.45, 0.35, 0.25, 0.2],
+}
+"""[positions] probability that a draft is accepted, given that those before it were."""
+
+SPREAD = 0.1
+"""Injected confidences vary evenly this far around the workload's rates."""
+
+FULL = 0.999
+
+CONCURRENCY = (1, 4, 16, 64, 128, 256)
+PROMPT = 32
+START_S, MEASURE_S = 420.0, 120.0
+"""How long an engine may take to start, and for one measurement; five times as long on a CPU."""
+
+
+def grid(limit: int, parts: int) -> tuple[int, ...]:
+    """Token counts up to `limit` that grow by at most 1/`parts` of the last power of two, in steps of 8 and more."""
+    sizes = {1, 2, 4, *range(8, 65, 8)}
+    base = 64
+    while base < limit:
+        sizes |= {base + i * max(base // parts, 8) for i in range(1, parts + 1)}
+        base *= 2
+    return tuple(sorted(size for size in sizes if size <= limit))
+
+
+GRIDS: dict[str, tuple[int, ...] | None] = {
+    "upstream's": None,
+    "quarters": grid(2048, 4),
+    "halves": grid(2048, 2),
+}
+
+
+class Run:
+    """Where measurements go, and how long there is."""
+
+    def __init__(self, raw: Path, seconds: float, folder: Path) -> None:
+        self._raw, self._deadline, self.folder = raw, time.monotonic() + seconds, folder
+        raw.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = f"{time.time():.0f}"
+
+    def left(self) -> float:
+        """Seconds until the run must end."""
+        return self._deadline - time.monotonic()
+
+    def record(self, part: str, **what: Any) -> None:
+        """Append one measurement."""
+        with self._raw.open("a") as raw:
+            raw.write(json.dumps({"run": self._run, "part": part, "at": round(time.time(), 1), **what}) + "\n")
+
+
+def say(*what: object) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}]", *what, flush=True)
+
+
+def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together: bool) -> dict[str, Engine]:
+    """Engines that started. Together saves time; one at a time leaves each start a quiet device."""
+    engines = {}
+    waiting = list(arms)
+    while waiting:
+        batch = waiting if together else waiting[:1]
+        waiting = waiting[len(batch) :]
+        begun = [Engine(arm, setting, run.folder / part) for arm in batch]
+        for engine in begun:
+            try:
+                ready = engine.wait_until_ready(min(START_S * patience(setting), run.left()))
+            except EngineError as error:
+                say(error, "\n" + engine.tail())
+                engine.stop()
+                continue
+            engines[engine.arm.name] = engine
+            capture = re.findall(r"Graph capturing finished in (\d+) secs, took ([\d.]+) GiB", engine.tail(200_000))
+            run.record(
+                "start", of=part, arm=engine.arm.name, size=setting.size, together=together, capture=capture, **ready
+            )
+            say(f"{engine.arm.name}: ready in {ready['ready_s']} s, graphs {capture}")
+    return engines
+
+
+def share_costs(run: Run, engines: dict[str, Engine]) -> None:
+    """One cost profile, taken while nothing else runs, for every adaptive engine."""
+    adaptive = [engine for engine in engines.values() if engine.arm.speculation == "adaptive"]
+    if not adaptive or adaptive[0].setting.size == "cpu":
+        return
+    curves = adaptive[0].rpc("bench_profile_costs", seconds=min(180.0, run.left()))
+    run.record("costs", arm=adaptive[0].arm.name, size=adaptive[0].setting.size, draft=curves[0], verify=curves[1])
+    for engine in adaptive:
+        engine.rpc("bench_set_costs", *curves)
+
+
+def rotated(names: list[str], by: int) -> list[str]:
+    by %= max(len(names), 1)
+    return names[by:] + names[:by]
+
+
+def lose(engines: dict[str, Engine], name: str, error: EngineError) -> None:
+    say(error, "\n" + engines[name].tail())
+    engines.pop(name).stop()
+
+
+def measure(
+    run: Run, part: str, engines: dict[str, Engine], cells: list[dict[str, Any]], rounds: int, **facts: Any
+) -> None:
+    """Rounds over all cells; in each cell the engines take turns, in another order every round.
+
+    A cell holds `requests`, `tokens`, `repeats` and the injected `workload`, `rates` and `confidences`.
+    """
+    for number in range(-1, rounds) if engines else ():  # the first only warms up
+        for cell in cells:
+            for name in rotated(list(engines), number):
+                engine = engines[name]
+                if run.left() < 15:
+                    say(f"{part}: out of time in round {number}")
+                    return
+                try:
+                    if len({c["workload"] for c in cells}) > 1 or number < 0:
+                        engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
+                    found = engine.ask(
+                        "measure",
+                        min(MEASURE_S * patience(engine.setting), run.left()),
+                        requests=cell["requests"],
+                        tokens=cell["tokens"] if number >= 0 else min(24, cell["tokens"]),
+                        prompt=PROMPT,
+                        repeats=cell["repeats"] if number >= 0 else 1,
+                    )
+                except EngineError as error:
+                    lose(engines, name, error)
+                    continue
+                if number >= 0:
+                    kept = {key: cell[key] for key in ("workload", "requests", "tokens", "spread")}
+                    run.record(part, round=number, arm=name, size=engine.setting.size, **kept, **facts, **found)
+        say(f"{part}: round {number} done, {run.left():.0f} s left")
+
+
+def overhead(run: Run, options: argparse.Namespace) -> None:
+    setting = Setting(options.size or "8b", 16, 128, 3.0)
+    cells = [
+        {
+            "workload": "full",
+            "rates": [1.0] * drafts_of(setting),
+            "confidences": [FULL] * drafts_of(setting),
+            "spread": 0.0,
+            "requests": requests,
+            "tokens": tokens_of(setting, 385 if requests < 16 else 257),
+            "repeats": 3,
+        }
+        for requests in (1, 4, 16)
+        if requests <= options.most
+    ]
+    with_engines(run, "overhead", options, ["fixed", "patched", "unpatched", "upstream"], setting, cells)
+
+
+def workloads(run: Run, options: argparse.Namespace) -> None:
+    setting = Setting(options.size or "4b", 256, 2048, 9.0)
+    cells = [
+        {
+            "workload": name,
+            "rates": rates[: drafts_of(setting)],
+            "confidences": rates[: drafts_of(setting)],
+            "spread": SPREAD,
+            "requests": requests,
+            "tokens": tokens_of(setting, 257 if requests <= 16 else 129),
+            "repeats": 2 if requests <= 16 else 1,
+        }
+        for requests in CONCURRENCY
+        for name, rates in WORKLOADS.items()
+        if requests <= options.most
+    ]
+    with_engines(run, "workloads", options, ["off", "fixed", "upstream", "patched"], setting, cells)
+
+
+def drafts_of(setting: Setting) -> int:
+    return 5 if setting.size == "cpu" else DRAFTS
+
+
+def tokens_of(setting: Setting, tokens: int) -> int:
+    return 9 if setting.size == "cpu" else tokens
+
+
+def patience(setting: Setting) -> float:
+    return 5.0 if setting.size == "cpu" else 1.0
+
+
+def with_engines(
+    run: Run,
+    part: str,
+    options: argparse.Namespace,
+    default: list[str],
+    setting: Setting,
+    cells: list[dict[str, Any]],
+) -> None:
+    if setting.size == "cpu":
+        # Upstream alone does not run there.
+        default, setting = ["fixed", "patched", "unpatched"], Setting("cpu", 16, 0, 0.25)
+    arms = [ARMS[name] for name in options.arms or default]
+    engines = started(run, part, arms, setting, together=not options.one_by_one)
+    try:
+        share_costs(run, engines)
+        measure(run, part, engines, cells, options.rounds)
+    finally:
+        for engine in engines.values():
+            engine.stop()
+
+
+def trace(run: Run, options: argparse.Namespace) -> None:
+    """What a step does at 1 and 16 requests, adaptive and fixed, written beside the raw file."""
+    setting = Setting(options.size or "8b", 16, 128, 3.0)
+    if setting.size == "cpu":
+        setting = Setting("cpu", 16, 0, 0.25)
+    arms = [ARMS[name] for name in options.arms or ("fixed", "patched", "upstream")]
+    engines = started(run, "trace", arms, setting, together=not options.one_by_one)
+    try:
+        share_costs(run, engines)
+        for name in list(engines):
+            engine = engines[name]
+            try:
+                engine.rpc("bench_workload", [1.0] * drafts_of(setting), [FULL] * drafts_of(setting), 0.0)
+                for requests in (n for n in (1, 16) if n <= options.most):
+                    what = {"requests": requests, "tokens": tokens_of(setting, 129), "prompt": PROMPT}
+                    seconds = MEASURE_S * patience(setting)
+                    engine.ask("measure", seconds, repeats=1, **what)
+                    engine.rpc("bench_trace", None)
+                    engine.ask("measure", seconds, repeats=1, **what)
+                    path = options.raw.with_name(f"trace-{name}-c{requests}.txt").resolve()
+                    engine.rpc("bench_trace", str(path), seconds=120)
+                    say(f"{path.name}:", *path.read_text().splitlines()[:2])
+            except EngineError as error:
+                lose(engines, name, error)
+    finally:
+        for engine in engines.values():
+            engine.stop()
+
+
+def startup(run: Run, options: argparse.Namespace) -> None:
+    """One start after another on a quiet device; then throughput with each grid, interleaved where all fit."""
+    size = options.size or "4b"
+    plans = [("fixed", "upstream's"), *(("patched", name) for name in GRIDS)]
+    engines: dict[str, Engine] = {}
+    try:
+        for arm, name in plans:
+            if run.left() < 90:
+                say(f"startup: no time left for {arm}, {name}")
+                break
+            setting = Setting(size, 256, 2048, 9.0, GRIDS[name])
+            if size == "cpu":
+                setting = Setting("cpu", 16, 0, 0.25)
+            label = f"startup-{arm}-{re.sub('[^a-z]', '', name)}"
+            for engine in started(run, label, [ARMS[arm]], setting, together=False).values():
+                engines[f"{arm}, {name}"] = engine
+        share_costs_per_grid(run, engines)
+        cells = [
+            {
+                "workload": workload,
+                "rates": rates[: drafts_of(Setting(size, 1, 1, 1))],
+                "confidences": rates[: drafts_of(Setting(size, 1, 1, 1))],
+                "spread": SPREAD,
+                "requests": requests,
+                "tokens": tokens_of(Setting(size, 1, 1, 1), 129),
+                "repeats": 1,
+            }
+            for requests in (4, 16, 64, 128, 256)
+            for workload, rates in WORKLOADS.items()
+            if requests <= options.most
+        ]
+        measure(run, "grids", engines, cells, options.rounds)
+    finally:
+        for engine in engines.values():
+            engine.stop()
+
+
+def share_costs_per_grid(run: Run, engines: dict[str, Engine]) -> None:
+    """Each grid has a cost table of its own: profiled again on a quiet device."""
+    for name, engine in engines.items():
+        if engine.arm.speculation == "adaptive" and engine.setting.size != "cpu":
+            curves = engine.rpc("bench_profile_costs", seconds=min(180.0, run.left()))
+            run.record("costs", arm=name, size=engine.setting.size, draft=curves[0], verify=curves[1])
+            engine.rpc("bench_set_costs", *curves)
+
+
+def micro(run: Run, options: argparse.Namespace) -> None:
+    """In a process of its own each, since the probes stand in for parts of vLLM."""
+    for name in ("ranking", "metadata"):
+        process = subprocess.run(
+            [sys.executable, "-m", f"tests.bench.micro_{name}"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=max(min(180.0, run.left()), 1.0),
+            check=False,
+        )
+        if process.returncode:
+            say(f"micro {name} failed:\n{process.stdout[-1500:]}\n{process.stderr[-3000:]}")
+            continue
+        for line in process.stdout.splitlines():
+            if line.startswith("{"):
+                row = json.loads(line)
+                run.record("micro", of=name, **row)
+                say("micro", row)
+
+
+def staleness(run: Run, options: argparse.Namespace) -> None:
+    """Acceptance length with confidences one record older, of the bundled pair, which is trained; on a CPU.
+
+    Greedy answers to the same prompts: which drafts are verified differs, and nothing else does.
+    """
+    setting = Setting("cpu", 16, 0, 0.25, rejection="standard")
+    engines = started(
+        run, "staleness", [ARMS["without-unblocked-confidences"], ARMS["patched"]], setting, together=True
+    )
+    prompts = tiny_prompts(options.prompts)
+    try:
+        for begin in range(0, len(prompts), 32):
+            for engine in engines.values():
+                if run.left() > 30:
+                    batch = prompts[begin : begin + 32]
+                    found = engine.ask("accept", run.left(), prompts=batch, tokens=64)
+                    run.record("staleness", arm=engine.arm.name, first_prompt=begin, prompts=len(batch), **found)
+            say(f"staleness: {begin + 32} prompts, {run.left():.0f} s left")
+    finally:
+        for engine in engines.values():
+            engine.stop()
+
+
+def tiny_prompts(count: int) -> list[list[int]]:
+    """The beginnings of functions of Python's standard library, in the tiny pair's tokens."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(REPOSITORY / "serve/tiny/target/tokenizer.json"))
+    prompts: list[list[int]] = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        source = path.read_text(errors="replace")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno > 12:
+                lines = source.splitlines()[node.lineno - 1 : node.lineno + 5]
+                prompts.append(tokenizer.encode("\n".join(lines) + "\n").ids[:60])
+                break
+    return prompts[:count]
+
+
+PARTS = {
+    "overhead": overhead,
+    "micro": micro,
+    "workloads": workloads,
+    "trace": trace,
+    "startup": startup,
+    "staleness": staleness,
+}
+
+
+def machine() -> Iterator[tuple[str, str]]:
+    """Card and versions."""
+    yield "python", platform.python_version()
+    try:
+        import torch
+        import triton
+
+        yield "torch", torch.__version__
+        yield "triton", triton.__version__
+        if torch.cuda.is_available():
+            yield "device", torch.cuda.get_device_name()
+    except ImportError as error:
+        yield "torch", str(error)
+    from patches.install import vllm_release
+
+    yield "vllm", vllm_release()
+    try:
+        driver = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        yield "driver", driver.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        yield "driver", "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--raw", type=Path, default=Path("never-slower.jsonl"), help="measurements, one a line")
+    parser.add_argument("--seconds", type=float, default=560.0, help="when to stop")
+    parser.add_argument("--only", default="overhead,micro,workloads", help="parts, in order, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", help="8b, 4b or tiny; each part has its own default")
+    parser.add_argument("--most", type=int, default=256, help="largest number of concurrent requests")
+    parser.add_argument("--prompts", type=int, default=128, help="prompts of staleness")
+    parser.add_argument("--arms", type=lambda text: text.split(","), help=f"some of {', '.join(ARMS)}")
+    parser.add_argument("--one-by-one", action="store_true", help="start engines one after another")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/never-slower"), help="models, logs and caches")
+    parser.add_argument(
+        "--cpu-smoke", action="store_true", help="the bundled tiny pair on a CPU: does the driver work?"
+    )
+    parser.add_argument("--report", nargs="+", type=Path, help="write results.json and RESULTS.md from raw files")
+    options = parser.parse_args()
+    if options.report:
+        from tests.bench.never_slower_report import write
+
+        write(options.report)
+        return
+    if options.cpu_smoke:
+        options.size = "cpu"
+    run = Run(options.raw, options.seconds, options.folder)
+    run.record("machine", command=" ".join(sys.argv[1:]), **dict(machine()))
+    for name in options.only.split(","):
+        say(f"part {name}, {run.left():.0f} s left")
+        if run.left() < 30:
+            break
+        try:
+            PARTS[name](run, options)
+        except (EngineError, subprocess.TimeoutExpired) as error:
+            say(f"part {name} ended: {error}")
+
+
+if __name__ == "__main__":
+    main()

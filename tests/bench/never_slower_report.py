@@ -1,0 +1,323 @@
+"""From raw rounds of `never_slower` to results.json and a section of RESULTS.md. Pure text; runs anywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "RESULTS.md"
+DATA = HERE / "results.json"
+BEGIN, END = "<!-- never-slower -->", "<!-- /never-slower -->"
+
+Row = dict[str, Any]
+Cell = tuple[str, int]
+"""(workload, requests)"""
+Arms = dict[str, dict[tuple[str, int], float]]
+"""Arm -> (run, round) -> ms per token."""
+
+
+def read(paths: Iterable[Path]) -> list[Row]:
+    """Every measurement of the raw files. A last line that a killed run cut short is left out."""
+    rows = []
+    for path in paths:
+        for line in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+    return rows
+
+
+def token_ms(row: Row) -> float:
+    """Milliseconds a request waits for a token after its first: the median of the round's repeats."""
+    return median(
+        1e3 * (whole - first) / (row["tokens"] - 1)
+        for first, whole in zip(row["first_token_s"], row["seconds"], strict=True)
+    )
+
+
+def by_round(rows: list[Row], part: str) -> dict[Cell, Arms]:
+    """What each cell took."""
+    cells: dict[Cell, Arms] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        if row["part"] == part:
+            cells[row["workload"], row["requests"]][row["arm"]][row["run"], row["round"]] = token_ms(row)
+    return cells
+
+
+def ratio(arms: Arms, of: str, to: Iterable[str]) -> tuple[float, float, float] | None:
+    """Median and range over rounds of `of` divided by the best of `to`, in ms per token.
+
+    The best is the one with the lowest median. The best of each round would be lucky in that round.
+    """
+    others = {name: arms[name] for name in to if arms.get(name)}
+    if not others or not arms.get(of):
+        return None
+    best = min(others.values(), key=lambda rounds: median(rounds.values()))
+    shared = [key for key in arms[of] if key in best]
+    if not shared:
+        return None
+    ratios = [arms[of][key] / best[key] for key in shared]
+    return median(ratios), min(ratios), max(ratios)
+
+
+def spread(values: Iterable[float], digits: int) -> str:
+    held = list(values)
+    return f"{median(held):.{digits}f} ({min(held):.{digits}f} to {max(held):.{digits}f})"
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def shown(found: tuple[float, float, float] | None) -> str:
+    return "" if found is None else f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})"
+
+
+ORDER = ("off", "fixed", "upstream", "unpatched", "patched")
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+
+
+def overhead_section(rows: list[Row]) -> list[str]:
+    cells = by_round(rows, "overhead")
+    if not cells:
+        return []
+    arms = ordered({name for arms in cells.values() for name in arms})
+    lines = ["### Full budgets: only the overhead differs", ""]
+    lines += ["Milliseconds a token; median and range over the rounds. Every draft is accepted.", ""]
+    lines += table(
+        ["requests", *arms],
+        [
+            [str(requests), *(spread(found[a].values(), 3) if a in found else "" for a in arms)]
+            for (_, requests), found in sorted(cells.items(), key=lambda item: item[0][1])
+        ],
+    )
+    lines += ["Divided by fixed, round by round:", ""]
+    adaptive = [name for name in arms if name not in ("off", "fixed")]
+    lines += table(
+        ["requests", *adaptive],
+        [
+            [str(requests), *(shown(ratio(found, a, ["fixed"])) for a in adaptive)]
+            for (_, requests), found in sorted(cells.items(), key=lambda item: item[0][1])
+        ],
+    )
+    return lines
+
+
+def workload_section(rows: list[Row], part: str, title: str) -> list[str]:
+    cells = by_round(rows, part)
+    lines: list[str] = []
+    for workload in sorted({workload for workload, _ in cells}, reverse=True):
+        found = {requests: arms for (name, requests), arms in cells.items() if name == workload}
+        arms = ordered({name for each in found.values() for name in each})
+        lines += [f"### {title}: {workload}", "", "Output tokens a second of all requests; median and range.", ""]
+        lines += table(
+            ["requests", *arms],
+            [
+                [
+                    str(requests),
+                    *(spread((1e3 * requests / ms for ms in each[a].values()), 0) if a in each else "" for a in arms),
+                ]
+                for requests, each in sorted(found.items())
+            ],
+        )
+        if "patched" in arms:
+            others = [name for name in ("fixed", "upstream", "unpatched") if name in arms]
+            lines += ["Throughput of patched divided by others, round by round:", ""]
+            lines += table(
+                ["requests", f"the best of {', '.join(others)}", "off"],
+                [
+                    [str(requests), inverse(ratio(each, "patched", others)), inverse(ratio(each, "patched", ["off"]))]
+                    for requests, each in sorted(found.items())
+                ],
+            )
+    return lines
+
+
+def inverse(found: tuple[float, float, float] | None) -> str:
+    """A ratio of times as a ratio of throughputs."""
+    return shown(None if found is None else (1 / found[0], 1 / found[2], 1 / found[1]))
+
+
+def micro_section(rows: list[Row]) -> list[str]:
+    lines: list[str] = []
+    for name, title in (("metadata", "The indexer's decode metadata"), ("ranking", "Ranking and boundaries")):
+        found = [row for row in rows if row["part"] == "micro" and row["of"] == name and "costs" in row]
+        if not found:
+            continue
+        lines += [
+            f"### {title}",
+            "",
+            "Microseconds until the device is done / until the host may go on / on the device.",
+            "",
+        ]
+        kinds = list(found[0]["costs"])
+        sizes = "requests x tokens, pages" if name == "metadata" else "requests x drafts"
+        body = []
+        for row in found:
+            size = (
+                f"{row['requests']} x {row['tokens']}, {row['pages']}"
+                if name == "metadata"
+                else f"{row['requests']} x {row['steps']}"
+            )
+            body.append([size, *(" / ".join(cost_texts(row["costs"].get(kind, {}))) for kind in kinds)])
+        lines += table([sizes, *kinds], body)
+    return lines
+
+
+def cost_texts(cost: dict[str, float | None]) -> list[str]:
+    return [f"{value:.1f}" for value in cost.values() if value is not None]
+
+
+def start_section(rows: list[Row]) -> list[str]:
+    found = [row for row in rows if row["part"] == "start" and row["capture"]]
+    if not found:
+        return []
+    lines = [
+        "### Start-up",
+        "",
+        "Graph capture as vLLM logs it; together means that several engines started at once.",
+        "",
+    ]
+    return lines + table(
+        ["of", "arm", "size", "ready", "capture", "memory", "together"],
+        [
+            [
+                row["of"],
+                row["arm"],
+                row["size"],
+                f"{row['ready_s']} s",
+                f"{row['capture'][-1][0]} s",
+                f"{row['capture'][-1][1]} GiB",
+                "yes" if row["together"] else "no",
+            ]
+            for row in found
+        ],
+    )
+
+
+def staleness_section(rows: list[Row]) -> list[str]:
+    found = [row for row in rows if row["part"] == "staleness"]
+    if not found:
+        return []
+    by_batch: dict[tuple[str, int], dict[str, Row]] = defaultdict(dict)
+    for row in found:
+        by_batch[row["run"], row["first_prompt"]][row["arm"]] = row
+    whole = [arms for arms in by_batch.values() if len(arms) > 1]
+    lines = ["### What a record's age costs", "", "The bundled pair on a CPU, 16 greedy requests at a time.", ""]
+    lengths = {
+        arm: 1
+        + sum(arms[arm]["accepted"] for arms in whole) / max(sum(arms[arm]["request_steps"] for arms in whole), 1)
+        for arm in ordered(whole[0])
+    }
+    same = sum(len({row["said"] for row in arms.values()}) == 1 for arms in whole)
+    lines += table(
+        ["budget reads", "request-steps", "acceptance length"],
+        [
+            [
+                "record N-2" if arm == "patched" else "record N-1",
+                str(sum(arms[arm]["request_steps"] for arms in whole)),
+                f"{length:.4f}",
+            ]
+            for arm, length in lengths.items()
+        ],
+    )
+    lines += [f"Answers were the same in {same} of {len(whole)} batches.", ""]
+    return lines
+
+
+def criteria_section(rows: list[Row]) -> list[str]:
+    """What was asked for beside what was measured; what was not measured is not in it."""
+    body: list[list[str]] = []
+
+    def state(what: str, target: str, measured: float, met: bool, digits: int) -> None:
+        body.append([what, target, f"{measured:.{digits}f}", "yes" if met else "no"])
+
+    for (_, requests), arms in sorted(by_round(rows, "overhead").items()):
+        found = ratio(arms, "patched", ["fixed"])
+        if found and requests <= 4:
+            what = f"time a token, full budgets, {requests} requests, patched / fixed"
+            state(what, "at most 1.01", found[0], found[0] <= 1.01, 3)
+    micro = {"metadata": [], "ranking": []} | by_key(
+        [row for row in rows if row["part"] == "micro" and "costs" in row], "of"
+    )
+    ragged = [row["costs"]["ragged, one kernel"] for row in micro["metadata"] if 16 <= row["requests"] <= 128]
+    if ragged:
+        wall, enqueue = max(cost["wall_us"] for cost in ragged), max(cost["enqueue_us"] for cost in ragged)
+        state("ragged metadata, 16 to 128 requests, wall us", "at most 60", wall, wall <= 60, 1)
+        state("ragged metadata, 16 to 128 requests, host us", "at most 25", enqueue, enqueue <= 25, 1)
+        slowest = max(
+            row["costs"]["uniform, one kernel"]["wall_us"] / row["costs"]["uniform, upstream"]["wall_us"]
+            for row in micro["metadata"]
+        )
+        state("even metadata, patched / upstream, wall", "at most 1", slowest, slowest <= 1, 2)
+    for row in micro["ranking"]:
+        if (row["requests"], row["steps"]) == (256, 7):
+            costs = row["costs"]
+            share = costs["ranking and boundaries, one kernel"]["wall_us"] / costs["ranking, upstream"]["wall_us"]
+            state("ranking 256 x 7, patched / upstream, wall", "at most 0.5", share, share <= 0.5, 2)
+    for (workload, requests), arms in sorted(by_round(rows, "workloads").items()):
+        for others, target in ((["fixed", "upstream", "unpatched"], 0.99), (["off"], 1.0)):
+            found = ratio(arms, "patched", others)
+            if found and (others != ["off"] or workload == "high"):
+                other = "off" if others == ["off"] else "best other"
+                what = f"throughput, {workload}, {requests} requests, patched / {other}"
+                state(what, f"at least {target}", 1 / found[0], 1 / found[0] >= target, 3)
+    if not body:
+        return []
+    return ["### Asked for and measured", "", *table(["what", "asked", "measured", "met"], body)]
+
+
+def by_key(rows: list[Row], key: str) -> dict[str, list[Row]]:
+    grouped: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row[key]].append(row)
+    return grouped
+
+
+def section(rows: list[Row]) -> str:
+    """The section of RESULTS.md."""
+    lines = ["## Adaptive verification against fixed", ""]
+    for row in (row for row in rows if row["part"] == "machine"):
+        facts = ", ".join(
+            f"{name} {row[name]}" for name in ("device", "driver", "vllm", "torch", "triton") if name in row
+        )
+        lines.append(f"- `python -m tests.bench.never_slower {row['command']}`: {facts}")
+    lines += [
+        "",
+        "What ran is a Qwen3 shape with dummy weights and FlashAttention. Every raw round is in results.json.",
+        "",
+    ]
+    lines += criteria_section(rows)
+    lines += overhead_section(rows)
+    lines += workload_section(rows, "workloads", "Throughput")
+    lines += micro_section(rows)
+    lines += start_section(rows)
+    lines += workload_section(rows, "grids", "Throughput by token grid")
+    lines += staleness_section(rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write(paths: list[Path]) -> None:
+    """Merge raw files into results.json, and rewrite the section of RESULTS.md."""
+    rows = read(paths)
+    data = json.loads(DATA.read_text()) if DATA.exists() else {}
+    data["never_slower"] = rows
+    lines = [f" {json.dumps(name)}: [\n  " + ",\n  ".join(json.dumps(r) for r in data[name]) + "\n ]" for name in data]
+    DATA.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    text = RESULTS.read_text()
+    body = f"{BEGIN}\n{section(rows)}{END}"
+    if BEGIN in text:
+        text = re.sub(f"{BEGIN}.*?{END}", lambda _: body, text, flags=re.DOTALL)
+    else:
+        text = text.rstrip() + f"\n\n{body}\n"
+    RESULTS.write_text(text)

@@ -1,0 +1,74 @@
+"""The report says what the rounds say: worked out by hand here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from tests.bench import never_slower_report as report
+from tests.bench.never_slower import GRIDS, grid
+
+
+def row(part: str, arm: str, number: int, seconds: float, **more: object) -> dict:
+    base = {"run": "1", "part": part, "arm": arm, "round": number, "workload": "full", "requests": 4, "tokens": 11}
+    return base | {"first_token_s": [0.5], "seconds": [0.5 + seconds]} | more
+
+
+ROWS = [
+    {"run": "1", "part": "machine", "command": "--seconds 9", "device": "a card", "vllm": "0.32.0"},
+    *(row("overhead", "fixed", n, s) for n, s in enumerate((0.10, 0.20, 0.10))),
+    *(row("overhead", "patched", n, s) for n, s in enumerate((0.11, 0.20, 0.12))),
+    *(row("overhead", "upstream", n, s) for n, s in enumerate((0.12, 0.25))),
+]
+
+
+def test_a_token_takes_what_the_whole_takes_beyond_the_first():
+    several = row("overhead", "fixed", 0, 0.0) | {"first_token_s": [0.5, 0.1, 0.2], "seconds": [0.7, 0.2, 0.5]}
+    assert report.token_ms(several) == pytest.approx(20.0)
+
+
+def test_ratios_are_taken_round_by_round():
+    (arms,) = report.by_round(ROWS, "overhead").values()
+    assert report.ratio(arms, "patched", ["fixed"]) == pytest.approx((1.1, 1.0, 1.2))
+    assert report.ratio(arms, "upstream", ["fixed"]) == pytest.approx((1.225, 1.2, 1.25)), "rounds that both have"
+    assert report.ratio(arms, "patched", ["fixed", "upstream"]) == pytest.approx((1.1, 1.0, 1.2)), "the best of both"
+    assert report.ratio(arms, "patched", ["off"]) is None
+
+
+def test_the_section_names_the_command_and_says_what_was_missed():
+    text = report.section(ROWS)
+    assert "`python -m tests.bench.never_slower --seconds 9`: device a card, vllm 0.32.0" in text
+    assert "| time a token, full budgets, 4 requests, patched / fixed | at most 1.01 | 1.100 | no |" in text
+    assert "| 4 | 1.225 (1.200 to 1.250) | 1.100 (1.000 to 1.200) |" in text
+    assert "Start-up" not in text, "nothing that was not measured"
+
+
+def test_raw_rounds_and_section_are_written_and_rewritten(tmp_path, monkeypatch):
+    raw, results, data = tmp_path / "raw.jsonl", tmp_path / "RESULTS.md", tmp_path / "results.json"
+    raw.write_text("\n".join(map(json.dumps, ROWS)) + '\n{"cut sho')
+    results.write_text("# Measured\n")
+    data.write_text('{"another": [1]}')
+    monkeypatch.setattr(report, "RESULTS", results)
+    monkeypatch.setattr(report, "DATA", data)
+    report.write([raw])
+    first = results.read_text()
+    report.write([raw])
+    assert results.read_text() == first
+    assert first.startswith("# Measured\n\n<!-- never-slower -->\n## Adaptive")
+    assert json.loads(data.read_text()) == {"another": [1], "never_slower": ROWS}
+
+
+@pytest.mark.parametrize("name", [name for name, sizes in GRIDS.items() if sizes])
+def test_a_grid_grows_in_steps_and_ends_at_the_limit(name):
+    sizes = GRIDS[name]
+    assert sizes is not None
+    assert sizes[-1] == 2048
+    assert list(sizes) == sorted(set(sizes))
+    assert all(b % 8 == 0 for b in sizes if b > 4)
+
+
+def test_quarters_pad_by_at_most_a_quarter():
+    sizes = grid(2048, 4)
+    assert max(b / a for a, b in itertools.pairwise(sizes) if a >= 64) == 1.25
