@@ -21,8 +21,18 @@ PATCHES = Path(patches.__file__).parent
 GPU = "vllm/v1/worker/gpu"
 ADAPTIVE = f"{GPU}/spec_decode/adaptive_verification.py"
 
-OURS = {"plan", "_shares_estimates", "_ring", "_ranking", "_takes_shortcut", "_boundaries", "_counts_on_host"}
-"""What our manager puts on itself."""
+OURS = {
+    "plan",
+    "batch",
+    "row",
+    "_shares_estimates",
+    "_ring",
+    "_ranking",
+    "_takes_shortcut",
+    "_boundaries",
+    "_counts_on_host",
+}
+"""What our manager puts on itself, and its plan on itself."""
 
 READ = [
     # our module, its variable, upstream's file, upstream's class, what we put on the object ourselves
