@@ -229,7 +229,8 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         """
         from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdmittedDraftCounts
 
-        return AdmittedDraftCounts(torch.from_numpy(admitted), self._admitted_drafts_event)
+        # An event that was never recorded is not waited for.
+        return AdmittedDraftCounts(torch.from_numpy(admitted), torch.cuda.Event())
 
     def _boundaries(self, requests: int, budget: int) -> tuple[Any, ...]:
         """What upstream's `reallocate_drafts` returns, and the state it leaves."""

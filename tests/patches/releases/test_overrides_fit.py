@@ -24,6 +24,8 @@ ADAPTIVE = f"{GPU}/spec_decode/adaptive_verification.py"
 OURS = {
     "mode",
     "plan",
+    "batch",
+    "row",
     "_shares_estimates",
     "_ring",
     "_ranking",
@@ -31,7 +33,7 @@ OURS = {
     "_boundaries",
     "_counts_on_host",
 }
-"""What our manager puts on itself."""
+"""What our manager puts on itself, and its plan on itself."""
 
 READ = [
     # our module, its variable, upstream's file, upstream's class, what we put on the object ourselves
