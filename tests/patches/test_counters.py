@@ -27,7 +27,7 @@ def requests(draw: st.DrawFn) -> tuple[int, int, int, list[float]]:
     return proposed, verified, accepted, draw(st.lists(st.floats(0, 1, width=32), min_size=5, max_size=5))
 
 
-steps = st.lists(st.tuples(st.sampled_from(PLANS), st.lists(requests(), min_size=1, max_size=16)), max_size=30)
+steps = st.lists(st.tuples(st.sampled_from(PLANS), st.lists(requests(), min_size=1, max_size=6)), max_size=5)
 
 
 @given(steps)
