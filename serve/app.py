@@ -21,7 +21,7 @@ from serve.metrics import Combined
 RETRY_AFTER_SECONDS = 5
 """What a client is told to wait while the server starts."""
 
-OWN_PATHS = ("/livez", "/readyz", "/metrics", "/dspark")
+OWN_PATHS = ("/livez", "/readyz", "/metrics", "/version", "/dspark")
 
 
 @dataclass
@@ -93,13 +93,16 @@ def unavailable(lifecycle: Lifecycle) -> str:
             return "the server is shutting down and takes no new requests"
 
 
-def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], dict[str, Any]]) -> FastAPI:
+def build_own_app(
+    lifecycle: Lifecycle, metrics: Combined, status: Callable[[], dict[str, Any]], version: dict[str, Any]
+) -> FastAPI:
     """The routes that are not vLLM's. They answer in every state.
 
     Args:
         lifecycle: The server's state.
         metrics: Every metric to expose.
         status: Builds the body of `/dspark/status`.
+        version: The body of `/version`.
     """
     app = FastAPI(
         title="dspark-serve",
@@ -123,6 +126,10 @@ def build_own_app(lifecycle: Lifecycle, metrics: Combined, status: Callable[[], 
     async def prometheus(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(metrics), headers={"Content-Type": content_type})
+
+    @app.get("/version", summary="Versions of vLLM and of this server, and the patch set")
+    async def show_version() -> dict[str, Any]:
+        return version
 
     @app.get("/dspark/status", summary="State, effective configuration, patches and recent acceptance")
     async def dspark_status() -> dict[str, Any]:

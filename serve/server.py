@@ -31,7 +31,7 @@ from serve.errors import ExitCode, InputError
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
 from serve.preflight.report import Report
-from serve.status import effective_configuration, patch_rows
+from serve.status import effective_configuration, patch_rows, version_facts
 
 logger = logging.getLogger("dspark-serve")
 
@@ -116,7 +116,8 @@ class Service:
             ServerCollector(self.lifecycle, settings.identity),
             VerificationCollector(settings.counter_directory, self._model_name),
         )
-        self.gateway = Gateway(self.lifecycle, build_own_app(self.lifecycle, metrics, self.status))
+        own = build_own_app(self.lifecycle, metrics, self.status, version_facts(settings.identity))
+        self.gateway = Gateway(self.lifecycle, own)
         self._drain_asked = asyncio.Event()
         self._hurry = asyncio.Event()
 

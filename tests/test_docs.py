@@ -37,7 +37,7 @@ def test_every_explained_metric_exists() -> None:
 
 
 def test_every_path_of_ours_is_explained() -> None:
-    routes = {route.path for route in build_own_app(Lifecycle(), Combined(), dict).routes}  # type: ignore[attr-defined]
+    routes = {route.path for route in build_own_app(Lifecycle(), Combined(), dict, {}).routes}  # type: ignore[attr-defined]
     for path in routes:
         assert f"`{path}`" in README, path
         assert any(path == own or path.startswith(own + "/") for own in OWN_PATHS)
