@@ -26,7 +26,7 @@ from serve.page import page_routes
 RETRY_AFTER_SECONDS = 5
 """What a client is told to wait while the server starts."""
 
-OWN_PATHS = ("/livez", "/readyz", "/metrics", "/dspark")
+OWN_PATHS = ("/livez", "/readyz", "/metrics", "/version", "/dspark")
 
 
 @dataclass
@@ -93,6 +93,7 @@ def build_own_app(
     lifecycle: Lifecycle,
     metrics: Combined,
     status: Callable[[], dict[str, Any]],
+    version: dict[str, Any],
     modes: ModeSwitch,
     access: Access,
 ) -> FastAPI:
@@ -102,6 +103,7 @@ def build_own_app(
         lifecycle: The server's state.
         metrics: Every metric to expose.
         status: Builds the body of `/dspark/status`.
+        version: The body of `/version`.
         modes: The verification mode of every engine.
         access: Asks for the key where one is set; probes and metrics need none.
     """
@@ -130,6 +132,10 @@ def build_own_app(
     async def prometheus(request: Request) -> Response:
         encode, content_type = choose_format(request.headers.get("accept", ""))
         return Response(encode(metrics), headers={"Content-Type": content_type})
+
+    @app.get("/version", summary="Versions of vLLM and of this server, and the patch set")
+    async def show_version() -> dict[str, Any]:
+        return version
 
     @app.get(
         "/dspark/status",

@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 from importlib import metadata
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
 from patches.calibration.mode import CalibrationMode
@@ -29,7 +30,9 @@ profiles_app = typer.Typer(
 )
 app.add_typer(profiles_app, name="profiles")
 
-ProfileName = Annotated[str, typer.Argument(help="A bundled profile's name, or the path of a .yaml file.")]
+ProfileName = Annotated[
+    str, typer.Argument(envvar="DSPARK_PROFILE", help="A bundled profile's name, or the path of a .yaml file.")
+]
 Extra = Annotated[list[str] | None, typer.Argument(help="After --: arguments of vllm serve.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="key=value: change the profile. May be repeated.")]
 Skips = Annotated[list[str] | None, typer.Option("--skip", help="A preflight check to leave out. May be repeated.")]
@@ -49,12 +52,24 @@ Headless = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+class ProfileCommand(TyperCommand):
+    """A command whose words after `--` are vLLM's: none is taken for the profile, which may be in the environment."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what stands before the dashes, and keep the rest as it is."""
+        before = args.index("--") if "--" in args else len(args)
+        words, extra = args[:before], args[before + 1 :]
+        rest = super().parse_args(ctx, words)
+        ctx.params["extra"] = [*(ctx.params["extra"] or ()), *extra]
+        return rest
+
+
 @app.callback()
 def root() -> None:
     """vLLM with DSpark adaptive verification: patched backend, one process, metrics that tell the truth."""
 
 
-@app.command()
+@app.command(cls=ProfileCommand)
 def up(
     profile: ProfileName,
     extra: Extra = None,
@@ -93,7 +108,7 @@ def up(
     serve_profile(recipe, arguments, sock, verification, calibration, report, drain_seconds, access_log, headless)
 
 
-@app.command()
+@app.command(cls=ProfileCommand)
 def preflight(
     profile: ProfileName,
     extra: Extra = None,
@@ -135,6 +150,14 @@ def patches(
     raise typer.Exit(patches_command(vllm, hardware, check, as_json))
 
 
+@app.command()
+def health(port: Port = 8000, host: Host = "127.0.0.1") -> None:
+    """Say whether the server on this machine is to be left alone, as its /livez does."""
+    from serve.commands.health import health_command
+
+    raise typer.Exit(health_command(host, port))
+
+
 @profiles_app.callback()
 def profiles(context: typer.Context, as_json: Json = False) -> None:
     """List the profiles and which of them this machine can run."""
@@ -144,7 +167,7 @@ def profiles(context: typer.Context, as_json: Json = False) -> None:
         raise typer.Exit(profiles_command(as_json=as_json))
 
 
-@profiles_app.command()
+@profiles_app.command(cls=ProfileCommand)
 def show(
     profile: ProfileName, extra: Extra = None, sets: Sets = None, verification: Mode = Verification.ADAPTIVE
 ) -> None:

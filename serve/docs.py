@@ -57,9 +57,10 @@ def releases_text(releases: Sequence[str]) -> str:
 
 
 def settings_table() -> str:
-    """Options of `dspark-serve up`, with the environment variable that sets each."""
+    """Options of `dspark-serve up` and its profile, with the environment variable that sets each."""
     command = typer.main.get_command(app).commands["up"]  # type: ignore[attr-defined]
-    rows = [
+    profile = next(parameter for parameter in command.params if parameter.name == "profile")
+    rows = [("`PROFILE`", f"`{profile.envvar}`", "", profile.help)] + [
         (
             f"`{'`, `'.join((*parameter.opts, *parameter.secondary_opts))}`",
             f"`{parameter.envvar}`" if parameter.envvar else "",

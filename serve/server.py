@@ -36,7 +36,7 @@ from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
 from serve.modes import ModeSwitch
 from serve.preflight.report import Report
-from serve.status import effective_configuration, patch_rows, verification_counts
+from serve.status import effective_configuration, patch_rows, verification_counts, version_facts
 
 logger = logging.getLogger("dspark-serve")
 
@@ -129,7 +129,8 @@ class Service:
             ServerCollector(self.lifecycle, settings.identity, self.modes),
             VerificationCollector(settings.counter_directory, self._model_name),
         )
-        own_app = build_own_app(self.lifecycle, metrics, self.status, self.modes, Access(settings.keys))
+        version = version_facts(settings.identity)
+        own_app = build_own_app(self.lifecycle, metrics, self.status, version, self.modes, Access(settings.keys))
         self.gateway = Gateway(self.lifecycle, own_app)
         self._drain_asked = asyncio.Event()
         self._hurry = asyncio.Event()

@@ -8,6 +8,7 @@ from typing import Any
 from patches.install import Installed
 from patches.telemetry.counters import PLANS, Snapshot
 from patches.telemetry.tally import BINS
+from serve.metrics import Identity
 
 
 def effective_configuration(config: Any) -> dict[str, Any]:
@@ -38,6 +39,20 @@ def effective_configuration(config: Any) -> dict[str, Any]:
             "num_speculative_tokens": speculative.num_speculative_tokens,
             "rejection_sample_method": speculative.rejection_sample_method,
             "adaptive_verification": speculative.enable_adaptive_verification,
+        },
+    }
+
+
+def version_facts(identity: Identity) -> dict[str, Any]:
+    """The body of `/version`: vLLM's own field, and beside it what this server is."""
+    patches = identity.patches
+    return {
+        "version": patches.release,
+        "dspark_serve": {
+            "version": identity.version,
+            "hardware": patches.hardware,
+            "patchset": patches.digest,
+            "patches": list(patches.applied),
         },
     }
 

@@ -7,6 +7,7 @@ answers: it says what the patched backend does there when that vLLM is the relea
 from __future__ import annotations
 
 import json
+import sys
 
 from patches import hardware
 from patches.install import (
@@ -28,7 +29,7 @@ def patches_command(vllm: str | None, hardware_name: str | None, check: bool, as
     Args:
         vllm: A release to answer for, for example `0.28.0`; None: the installed one.
         hardware_name: Hardware to answer for, one of `patches.hardware.SERVED`; None: this machine's.
-        check: Whether a needed patch that is refused makes the command fail.
+        check: Whether a needed patch that is refused makes the command fail, with a line on standard error for each.
         as_json: Whether to print JSON instead of lines to read.
 
     Returns:
@@ -39,6 +40,9 @@ def patches_command(vllm: str | None, hardware_name: str | None, check: bool, as
     """
     result = _survey(vllm, hardware_name)
     print(_as_json(result) if as_json else _as_text(result))
+    if check:
+        for decision in result.refused:
+            print(f"dspark-serve: the patch {decision.patch.id} is refused: {decision.reason}", file=sys.stderr)
     return ExitCode.START_FAILED if check and result.refused else ExitCode.OK
 
 

@@ -31,6 +31,15 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 COMPILERS = ("cc", "gcc", "clang", "nvcc", "hipcc")
 
+_KERNEL_CACHES = (
+    "AITER_JIT_DIR",
+    "DG_JIT_CACHE_DIR",
+    "FLASHINFER_WORKSPACE_BASE",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+    "TILELANG_CACHE_DIR",
+)
+"""Where a library puts the kernels that it builds, if it is not to be under one of the other caches."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -105,7 +114,8 @@ def cache_folders(environment: Mapping[str, str]) -> dict[str, Path]:
         "TMPDIR": Path(tempfile.gettempdir()),
     }
     folders = {name: Path(environment.get(name) or path) for name, path in usual.items()}
-    return {**folders, "HF_HOME": _hub_cache(environment)}
+    kernels = {name: Path(environment[name]) for name in _KERNEL_CACHES if environment.get(name)}
+    return {**folders, **kernels, "HF_HOME": _hub_cache(environment)}
 
 
 def _hub_cache(environment: Mapping[str, str]) -> Path:

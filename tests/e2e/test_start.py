@@ -43,6 +43,11 @@ def test_every_state_is_visible_from_the_first_second(tmp_path: Path) -> None:
         assert status["state"] == "ready"
         assert status["engine"]["speculative"]["adaptive_verification"] is True
         assert status["engine"]["speculative"]["num_speculative_tokens"] == 5
+        version = server.client.get("/version").json()
+        assert version["version"] == status["vllm_version"]
+        applied = [row["id"] for row in status["patches"] if row["status"] == "applied"]
+        assert version["dspark_serve"]["patches"] == applied
+        assert f'patchset="{version["dspark_serve"]["patchset"]}"' in server.client.get("/metrics").text
         assert {row["status"] for row in status["patches"]} <= {"applied", "not needed", "not for this hardware"}
         family = server.descendants()
         assert server.terminate() == 0

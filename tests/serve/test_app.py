@@ -40,7 +40,8 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
 
 def gateway(lifecycle: Lifecycle) -> Gateway:
     metrics, modes = Combined(Broken(), Good()), ModeSwitch(lifecycle, Verification.ADAPTIVE)
-    own = build_own_app(lifecycle, metrics, lambda: {"profile": "tiny-cpu"}, modes, Access([]))
+    version = {"version": "0.32.0"}
+    own = build_own_app(lifecycle, metrics, lambda: {"profile": "tiny-cpu"}, version, modes, Access([]))
     return Gateway(lifecycle, own, inner)
 
 
@@ -87,10 +88,11 @@ def test_what_each_state_answers(life: Any, livez: int, readyz: int, model: int)
     assert ask(life(), "/v1/models").status_code == model
     assert ask(life(), "/health").status_code == model
     assert ask(life(), "/metrics").status_code == 200
+    assert ask(life(), "/version").json() == {"version": "0.32.0"}
     assert ask(life(), "/dspark/status").json()["profile"] == "tiny-cpu"
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/dspark/status"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/version", "/dspark/status"])
 def test_a_load_balancer_may_ask_with_head(path: str) -> None:
     assert ask(ready(), path, "HEAD").status_code == ask(ready(), path).status_code == 200
     assert ask(ready(), path, "PUT").status_code == 405

@@ -115,6 +115,29 @@ def test_a_wrong_environment_value_is_named() -> None:
     assert "DSPARK_CALIBRATION" in complaint("up", "tiny-cpu", DSPARK_CALIBRATION="maybe")
 
 
+def test_the_profile_may_be_in_the_environment() -> None:
+    assert "no profile 'tiny-gpu'" in complaint("up", DSPARK_PROFILE="tiny-gpu")
+    assert "no profile 'named'" in complaint("up", "named", DSPARK_PROFILE="tiny-gpu")
+
+
+@pytest.mark.parametrize("command", [("up",), ("preflight",), ("profiles", "show")])
+def test_nothing_after_the_dashes_is_taken_for_the_profile(command: tuple[str, ...]) -> None:
+    assert "profile" in complaint(*command, "--", "tiny-cpu")
+    assert "no profile 'tiny-gpu'" in complaint(*command, "--", "tiny-cpu", DSPARK_PROFILE="tiny-gpu")
+
+
+def test_what_follows_the_dashes_is_kept_with_the_profile_in_the_environment() -> None:
+    environment = {**os.environ, "DSPARK_PROFILE": "tiny-cpu"}
+    done = subprocess.run(
+        [DSPARK, "profiles", "show", "--", "--max-num-seqs", "7"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    assert "--max-num-seqs 7" in done.stdout
+
+
 def test_a_taken_port_is_named_with_the_remedy() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

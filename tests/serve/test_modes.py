@@ -197,7 +197,7 @@ def put(body: bytes = FIXED, life: Lifecycle | None = None, script: Script | Non
     async def scenario() -> httpx.Response:
         modes = ModeSwitch(life or ready(), Verification.ADAPTIVE, confirm_seconds=0.05)
         await modes.attach(Engines(script))
-        app = build_own_app(life or ready(), Combined(), dict, modes, Access(["k"]))
+        app = build_own_app(life or ready(), Combined(), dict, {}, modes, Access(["k"]))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server:8000") as client:
             return await client.put("/dspark/mode", content=body, headers=KEY | headers)
 
@@ -275,7 +275,7 @@ def test_what_is_not_confirmed_is_answered_with_what_is_known() -> None:
 def test_reading_takes_the_key_too(path: str) -> None:
     async def scenario() -> list[int]:
         life = Lifecycle()
-        app = build_own_app(life, Combined(), dict, ModeSwitch(life, Verification.ADAPTIVE), Access(["k"]))
+        app = build_own_app(life, Combined(), dict, {}, ModeSwitch(life, Verification.ADAPTIVE), Access(["k"]))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             return [(await client.get(path, headers=headers)).status_code for headers in ({}, KEY)]
 

@@ -18,7 +18,7 @@ from serve.profile import Verification
 def get(path: str) -> httpx.Response:
     async def request() -> httpx.Response:
         life = Lifecycle()
-        app = build_own_app(life, Combined(), dict, ModeSwitch(life, Verification.ADAPTIVE), Access(["k"]))
+        app = build_own_app(life, Combined(), dict, {}, ModeSwitch(life, Verification.ADAPTIVE), Access(["k"]))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             return await client.get(path)
 

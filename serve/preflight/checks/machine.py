@@ -11,6 +11,10 @@ from serve.preflight.plan import Plan
 SHARED_MEMORY = GIB
 """Least `/dev/shm` for more than one rank: Docker's default of 64 MiB is what fails in practice."""
 
+CPU_SHARED_MEMORY = GIB // 4
+"""Least `/dev/shm` on a CPU, whose one rank is a process of its own: vLLM's queue to it takes 160 MiB
+(`vllm.distributed.device_communicators.shm_broadcast`)."""
+
 OPEN_FILES = 4096
 """Least soft limit: one file a connection, and the engine's own sockets and shared memory."""
 
@@ -120,13 +124,21 @@ def _devices(facts: Facts, _: Plan) -> Finding:
 
 
 def _shared_memory(facts: Facts, plan: Plan) -> Finding:
-    if plan.gpus <= 1:
+    if plan.profile.hardware == CPU:
+        ranks, least = "the engine and its worker", CPU_SHARED_MEMORY
+    elif plan.gpus > 1:
+        ranks, least = f"{plan.gpus} ranks", SHARED_MEMORY
+    else:
         return None
     size = facts.machine.shared_memory
-    if size is not None and size >= SHARED_MEMORY:
+    if size is not None and size >= least:
         return None
-    have = "there is none" if size is None else f"it has {size / (1 << 20):.0f} MiB"
-    return Problem(f"{plan.gpus} ranks exchange data over /dev/shm, and {have} (at least 1 GiB is needed)")
+    have = "there is none" if size is None else f"it has {_mib(size)}"
+    return Problem(f"{ranks} exchange data over /dev/shm, and {have} (at least {_mib(least)} are needed)")
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"
 
 
 def _open_files(facts: Facts, _: Plan) -> Finding:
@@ -204,7 +216,7 @@ CHECKS = (
     ),
     Check(
         "shared-memory",
-        "/dev/shm is large enough for several ranks",
+        "/dev/shm is large enough for the ranks",
         "its size",
         "docker run --shm-size 16g, or a memory-backed emptyDir at /dev/shm in Kubernetes",
         _shared_memory,

@@ -46,7 +46,11 @@ def test_check_fails_on_a_refused_patch_and_says_why(capsys, monkeypatch):
     row = rows(capsys)["tp-consensus"]
     assert row["status"] == "refused"
     assert "cannot be switched off" in row["reason"]
+    assert capsys.readouterr().err == ""
     assert patches_command(None, None, check=True, as_json=False) == ExitCode.START_FAILED
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("dspark-serve: the patch tp-consensus is refused: DSPARK_PATCHES_OFF names it")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ MACHINES = {
         open_files=65536,
         compilers=frozenset({"cc", "hipcc"}),
     ),
-    CPU: Machine(Hardware(CPU, "vLLM's CPU build"), memory_available=16 * GIB, open_files=65536),
+    CPU: Machine(Hardware(CPU, "vLLM's CPU build"), memory_available=16 * GIB, shared_memory=8 * GIB, open_files=65536),
 }
 
 V4_CONFIG: dict[str, Any] = {

@@ -176,6 +176,15 @@ def test_caches_follow_their_variables() -> None:
     assert cache_folders({"HOME": "/h"})["HF_HOME"] == Path("/h/.cache/huggingface")
 
 
+def test_a_library_has_a_cache_of_its_own_only_where_its_variable_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert "DG_JIT_CACHE_DIR" not in cache_folders({"HOME": "/h"})
+    assert cache_folders({"HOME": "/h", "DG_JIT_CACHE_DIR": "/dg"})["DG_JIT_CACHE_DIR"] == Path("/dg")
+    found = survey_machine({"HOME": "/tmp", "PATH": "", "AITER_JIT_DIR": f"{file}/aiter"})
+    assert found.readonly_caches == (f"AITER_JIT_DIR {file}/aiter",)
+
+
 def test_a_port_is_tried() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
