@@ -22,6 +22,8 @@ GPU = "vllm/v1/worker/gpu"
 ADAPTIVE = f"{GPU}/spec_decode/adaptive_verification.py"
 
 OURS = {
+    "calibration",
+    "live_confidences",
     "mode",
     "plan",
     "batch",
@@ -40,10 +42,11 @@ READ = [
     ("manager.py", "self", ADAPTIVE, "AdaptiveVerificationManager", OURS),
     ("manager.py", "states", f"{GPU}/states.py", "RequestState", set()),
     ("manager.py", "input_batch", f"{GPU}/input_batch.py", "InputBatch", set()),
-    ("telemetry/patch.py", "batch", f"{GPU}/input_batch.py", "InputBatch", set()),
     ("telemetry/patch.py", "runner", f"{GPU}/model_runner.py", "GPUModelRunner", set()),
-    ("telemetry/patch.py", "output", f"{GPU}/async_utils.py", "AsyncOutput", set()),
-    ("telemetry/patch.py", "scheduler_output", "vllm/v1/core/sched/output.py", "SchedulerOutput", set()),
+    ("telemetry/recorder.py", "batch", f"{GPU}/input_batch.py", "InputBatch", set()),
+    ("telemetry/recorder.py", "runner", f"{GPU}/model_runner.py", "GPUModelRunner", set()),
+    ("telemetry/recorder.py", "output", f"{GPU}/async_utils.py", "AsyncOutput", set()),
+    ("telemetry/recorder.py", "manager", ADAPTIVE, "AdaptiveVerificationManager", OURS),
 ]
 OVERRIDDEN = ["add_request", "get_num_tokens", "reallocate_drafts", "record_confidences"]
 
@@ -103,19 +106,6 @@ def test_the_ranking_takes_what_upstream_passes(vllm_root):
     for call in calls:
         assert not call.keywords
         assert len(call.args) == len(inspect.signature(admit_best_drafts).parameters)
-
-
-def test_telemetry_finds_the_scheduler_output_first(vllm_root):
-    runner = class_body(vllm_root, f"{GPU}/model_runner.py", "GPUModelRunner")
-    prepare = next(n for n in runner.body if isinstance(n, ast.FunctionDef) and n.name == "prepare_inputs")
-    assert [a.arg for a in prepare.args.args][:2] == ["self", "scheduler_output"]
-    calls = [
-        node
-        for node in ast.walk(runner)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.prepare_inputs"
-    ]
-    assert calls
-    assert all(getattr(call.args[0], "id", "") == "scheduler_output" for call in calls)
 
 
 def test_estimates_enter_through_record_confidences_alone(vllm_root):
