@@ -79,7 +79,7 @@ async def reached(*_: Any) -> None:
 def guarded() -> Gateway:
     life = Lifecycle()
     life.ready()
-    own = build_own_app(life, Combined(), dict, ModeSwitch(life, Verification.ADAPTIVE))
+    own = build_own_app(life, Combined(), dict, {}, ModeSwitch(life, Verification.ADAPTIVE))
     return Gateway(life, Access(["k"]), Exchanges(Limits()), own, reached)
 
 

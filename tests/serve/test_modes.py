@@ -195,7 +195,7 @@ FIXED = b'{"mode": "fixed"}'
 
 def guarded(life: Lifecycle, modes: ModeSwitch) -> Gateway:
     """Our app behind the check of the key."""
-    return Gateway(life, Access(["k"]), Exchanges(Limits()), build_own_app(life, Combined(), dict, modes))
+    return Gateway(life, Access(["k"]), Exchanges(Limits()), build_own_app(life, Combined(), dict, {}, modes))
 
 
 def put(body: bytes = FIXED, life: Lifecycle | None = None, script: Script | None = None, **headers: str):
