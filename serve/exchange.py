@@ -48,6 +48,9 @@ class Ending:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+TOO_DEEP = Ending(400, "invalid_request_error", "the body is nested too deeply")
+
+
 class Exchanges:
     """Every request that vLLM's app has, and the limits on all of them together."""
 
@@ -124,6 +127,7 @@ class Exchange:
         self._outer_receive = receive
         self._outer_send = send
         self._started: Message | None = None
+        self._held: list[Message] = []
         self._finished = False
         self._ending: Ending | None = None
         self._ended = asyncio.Event()
@@ -152,7 +156,7 @@ class Exchange:
                 work.cancel()
                 await asyncio.wait((work,), timeout=ABORT_SECONDS)
         if self._ending is None:
-            work.result()
+            await self._settle(work)
             return
         if work.done() and not work.cancelled() and (fault := work.exception()) is not None:
             logger.debug("a request failed while it was ended", exc_info=fault)
@@ -160,6 +164,17 @@ class Exchange:
             # Whoever does not read is not told: the connection's own limit drops it.
             with contextlib.suppress(TimeoutError, OSError):
                 await asyncio.wait_for(tell(self._ending, self._scope, self._outer_send, self._started), TELL_SECONDS)
+
+    async def _settle(self, work: asyncio.Task[None]) -> None:
+        """Send what was held back, unless it turns out that the request itself was at fault."""
+        fault = None if work.cancelled() else work.exception()
+        if self._held and isinstance(fault, RecursionError):
+            # Only a body makes Python go that deep, and vLLM blames itself for it.
+            await tell(TOO_DEEP, self._scope, self._outer_send)
+            return
+        for message in self._held:
+            await self._outer_send(message)
+        work.result()
 
     async def _call(self, app: ASGIApp) -> None:
         await app(self._scope, self._receive, self._send)
@@ -201,6 +216,9 @@ class Exchange:
     async def _send(self, message: Message) -> None:
         """What vLLM's app sends, until the exchange is ended."""
         if self._ending is not None:
+            return
+        if self._held or message.get("status") == 500:
+            self._held.append(message)
             return
         if message["type"] in ("http.response.start", "websocket.accept"):
             self._started = message

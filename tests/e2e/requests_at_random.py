@@ -63,7 +63,7 @@ anything = st.recursive(
     max_leaves=8,
 )
 mutations = st.lists(st.tuples(st.sampled_from(FIELDS), st.just(None) | anything, st.booleans()), max_size=3)
-header_values = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30)
+header_values = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30).map(str.strip)
 headers = st.dictionaries(
     st.sampled_from(
         [

@@ -283,6 +283,27 @@ def test_a_request_that_takes_too_long_gets_504() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(("fault", "status"), [(RecursionError, 400), (KeyError, 500)])
+def test_a_body_that_is_nested_too_deeply_is_the_clients_fault(fault: type[Exception], status: int) -> None:
+    """vLLM answers 500 to it, as starlette does to any fault of a route, before it raises."""
+
+    async def failing(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"Internal Server Error"})
+        raise fault
+
+    async def scenario() -> None:
+        exchanges, client = Exchanges(LIMITS), Client().writes(b"[[[")
+        (task,) = await begin(exchanges, failing, client)
+        await asyncio.wait((task,))
+        assert client.status == status
+        assert client.complete
+        assert isinstance(task.exception(), KeyError) == (status == 500)
+
+    run(scenario)
+
+
 def test_a_fault_of_the_app_is_its_own_and_leaves_nothing() -> None:
     async def failing(scope: Any, receive: Any, send: Any) -> None:
         raise ConnectionResetError
