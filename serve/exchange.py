@@ -100,7 +100,7 @@ class Exchanges:
         if self._working >= self.limits.requests:
             return Ending(429, "rate_limit_error", f"{self.limits.requests} requests are under way already", (RETRY,))
         length = Headers(scope=scope).get("content-length", "")
-        return self.over_body(int(length)) if length.isdigit() else None
+        return self.over_body(int(length)) if length.isdecimal() else None
 
     def over_body(self, size: int) -> Ending | None:
         """Why a body of so many bytes is refused, or None."""
