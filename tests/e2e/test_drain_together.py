@@ -26,7 +26,8 @@ TOKENS = 12
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("ranks")
-    with serving(directory, "--stall-seconds", "120", vllm=("--tensor-parallel-size", "2")) as server:
+    # One NUMA node has the cores of one rank only, unless threads are bound to none.
+    with serving(directory, vllm=("--tensor-parallel-size", "2"), VLLM_CPU_OMP_THREADS_BIND="nobind") as server:
         server.wait_until_ready()
         yield server
 
