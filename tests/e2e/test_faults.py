@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import resource
+import re
 import shutil
 import signal
 import socket
@@ -55,18 +55,11 @@ def stop_worker(server: Server) -> None:
     worker(server).send_signal(signal.SIGSTOP)
 
 
-def starve_worker(server: Server) -> None:
-    """No further allocation of memory succeeds."""
-    process = worker(server)
-    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms // 2, resource.RLIM_INFINITY))
-
-
 DEADLY = [
     pytest.param(stop_core, ExitCode.ENGINE_STALLED, id="SIGSTOP of the engine core"),
     pytest.param(kill_core, ExitCode.ENGINE_DIED, id="SIGKILL of the engine core"),
     pytest.param(kill_worker, ExitCode.ENGINE_DIED, id="SIGKILL of a worker", marks=pytest.mark.robustness),
     pytest.param(stop_worker, ExitCode.ENGINE_STALLED, id="SIGSTOP of a worker", marks=pytest.mark.robustness),
-    pytest.param(starve_worker, ExitCode.ENGINE_DIED, id="no memory for a worker", marks=pytest.mark.robustness),
 ]
 
 
@@ -237,4 +230,4 @@ def test_a_drain_tells_whoever_is_not_done_and_waits_for_no_body(hardy: Server) 
 
 def test_every_fault_stands_in_the_readme() -> None:
     for parameter in DEADLY:
-        assert f"| {parameter.id} |" in README
+        assert re.search(rf"^\| {parameter.id}( |,)", README, re.MULTILINE)
