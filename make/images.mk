@@ -17,15 +17,18 @@ wheels: setup
 
 image-cpu: wheels ## Build the CPU image (TORCH_INDEX as for setup)
 	@$(IMAGE_BUILD) $(IMAGE_FLAGS) $$($(IMAGES) args cpu) $(if $(TORCH_INDEX),--build-arg=TORCH_INDEX=$(TORCH_INDEX)) \
-	  --tag dspark-serve:cpu-$(IMAGE_TAG) --tag dspark-serve:cpu-latest --file docker/cpu/Dockerfile .
+	  --tag dspark-serve:cpu-$(IMAGE_TAG) --tag dspark-serve:cpu-latest \
+	  --file docker/cpu/Dockerfile .
 
 image-hopper: wheels ## Build the image for NVIDIA Hopper
 	@$(IMAGE_BUILD) $(IMAGE_FLAGS) $$($(IMAGES) args cuda-hopper) \
-	  --tag dspark-serve:cuda-hopper-$(IMAGE_TAG) --tag dspark-serve:cuda-hopper-latest --file docker/cuda-hopper/Dockerfile .
+	  --tag dspark-serve:cuda-hopper-$(IMAGE_TAG) --tag dspark-serve:cuda-hopper-latest \
+	  --file docker/cuda-hopper/Dockerfile .
 
 image-rocm: wheels ## Build the image for AMD gfx950
 	@$(IMAGE_BUILD) $(IMAGE_FLAGS) $$($(IMAGES) args rocm-gfx950) \
-	  --tag dspark-serve:rocm-gfx950-$(IMAGE_TAG) --tag dspark-serve:rocm-gfx950-latest --file docker/rocm-gfx950/Dockerfile .
+	  --tag dspark-serve:rocm-gfx950-$(IMAGE_TAG) --tag dspark-serve:rocm-gfx950-latest \
+	  --file docker/rocm-gfx950/Dockerfile .
 
 images: wheels ## Build every image with docker buildx bake
 	@$(IMAGES) bake > dist/images.json
