@@ -26,7 +26,7 @@ export CUDA_TORCH
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test serve test test-slow lint bench-overhead requirements clean
 
-include make/releases.mk make/gpu.mk make/deploy.mk make/chart.mk make/images.mk
+include make/releases.mk make/gpu.mk make/deploy.mk make/chart.mk make/images.mk make/robustness.mk
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -7,11 +7,13 @@ process, which is what a half-patched engine deserves.
 
 
 def register() -> None:
-    """Apply the patches that this vLLM release on this hardware needs. Safe to call again.
+    """Apply the patches that this vLLM release on this hardware needs, and answer for stacks. Safe to call again.
 
     Raises:
         patches.install.PatchError: a patch failed while it was being installed.
     """
     from patches.install import install
+    from patches.stacks import answer_with_stacks
 
+    answer_with_stacks()
     install()

@@ -1,62 +1,54 @@
-"""Who may read and change what: the key, where one is set, and the origin of what changes something."""
+"""Who may read and change what: the key, where one is set, and the origin of what changes something.
+
+The key is asked for in front of both apps, on every path but a few exact ones, so no spelling of a path leads around it
+(vLLM's own `AuthenticationMiddleware` guards four prefixes only: vllm#18892, #58144). Whoever compares a path here and
+whoever routes it read the same string of the ASGI scope.
+"""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from fastapi import Request
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from serve.api_errors import ApiError
+from serve.page import ASSETS
 
-KEY_VARIABLE = "VLLM_API_KEY"
-"""vLLM's variable for a key, where `--api-key` gives none."""
+PROBES = frozenset({"/livez", "/readyz"})
+SHELL = frozenset({"/dspark", *ASSETS})
+"""The status page without its data: what it shows comes from `/dspark/status`, which asks for the key."""
 
 
 class Access:
-    """Asks for a key as vLLM's `AuthenticationMiddleware` does: `Authorization: Bearer KEY`, any of the keys.
+    """Says whether a request may pass. Holds digests only, so no key can be printed from here.
 
-    An instance is a FastAPI dependency.
+    Attributes:
+        open_paths: Paths that need no key, exactly as spelt.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Collection[str], *, metrics_need_one: bool = False) -> None:
         self._digests = [_digest(key) for key in keys]
+        self.open_paths = PROBES | SHELL | (frozenset() if metrics_need_one else frozenset({"/metrics"}))
 
-    def __call__(self, request: Request) -> None:
-        """Let a request pass.
+    def admit(self, scope: Scope) -> bool:
+        """Whether an HTTP or WebSocket scope needs no key or has one.
 
-        Raises:
-            ApiError: 401, a key is set and the request does not have it.
+        `Authorization: Bearer KEY` as OpenAI's clients send it, or `x-api-key: KEY` as Anthropic's do.
         """
-        if not self._digests:
-            return
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = _digest(key)
-        # Every key is compared, each in constant time: how long it takes tells nothing.
-        matches = [secrets.compare_digest(given, digest) for digest in self._digests]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise ApiError(
-                401,
-                "authentication_error",
-                "this server asks for a key: send the header 'Authorization: Bearer KEY'",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
-
-def keys_of(command_line: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The keys that vLLM will ask for, known before vLLM is even imported.
-
-    Args:
-        command_line: The arguments of `vllm serve`.
-        environment: Has `VLLM_API_KEY` where that is set; an option goes before it.
-    """
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--api-key", "--api_key", nargs="*", default=[])
-    given = parser.parse_known_args(command_line)[0].api_key or [environment.get(KEY_VARIABLE, "")]
-    return [key for key in given if key]
+        if not self._digests or (scope["type"] == "http" and scope["path"] in self.open_paths):
+            return True
+        headers = Headers(scope=scope)
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [bearer] if scheme.lower() == "bearer" else []
+        given += headers.getlist("x-api-key")
+        # Every pair is compared, each in constant time: how long it takes tells nothing about a key.
+        matches = [secrets.compare_digest(_digest(key), digest) for key in given for digest in self._digests]
+        return any(matches)
 
 
 def same_origin(request: Request) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
@@ -44,3 +45,16 @@ async def answer_api_error(_: Request, error: Exception) -> JSONResponse:
     """FastAPI's handler for `ApiError`."""
     assert isinstance(error, ApiError)
     return JSONResponse(error_body(error.status, error.kind, str(error), **error.details), error.status, error.headers)
+
+
+async def answer_wrong_method(request: Request, _: Exception) -> JSONResponse:
+    """FastAPI's handler for 405. Starlette names the methods of one route only, where a path has one for each."""
+    routes = (route for route in request.app.routes if getattr(route, "path", None) == request.url.path)
+    allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
+    message = f"{request.url.path} takes {allowed}"
+    return JSONResponse(error_body(405, "invalid_request_error", message), 405, {"Allow": allowed})
+
+
+def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's description of the statuses that a route answers beside 200."""
+    return {status: {"description": HTTPStatus(status).phrase} for status in statuses}

@@ -5,17 +5,18 @@ There is no proxy between a client and vLLM: a streamed token takes no extra soc
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.access import Access
-from serve.api_errors import ApiError, answer_api_error, error_body
+from serve.api_errors import ApiError, answer_api_error, answer_wrong_method, described
+from serve.exchange import CLOSE, RETRY, RETRY_AFTER_SECONDS, Ending, Exchanges, tell
 from serve.exposition import choose_format
 from serve.lifecycle import Lifecycle, State
 from serve.metrics import Combined
@@ -23,34 +24,46 @@ from serve.mode_routes import mode_routes
 from serve.modes import ModeSwitch
 from serve.page import page_routes
 
-RETRY_AFTER_SECONDS = 5
-"""What a client is told to wait while the server starts."""
-
 OWN_PATHS = ("/livez", "/readyz", "/metrics", "/version", "/dspark")
+
+NO_KEY = Ending(
+    401,
+    "authentication_error",
+    "this server asks for a key: send the header 'Authorization: Bearer KEY'",
+    ((b"www-authenticate", b"Bearer"),),
+)
 
 
 @dataclass
 class Gateway:
-    """Routes each request to our app or to vLLM's, and counts what is under way there."""
+    """Asks for the key, and routes each request to our app or to vLLM's.
+
+    Attributes:
+        lifecycle: The server's state.
+        access: Who may pass.
+        exchanges: Every request that vLLM's app has.
+        own: Our app; answers in every state.
+        inner: vLLM's app, once there is one.
+    """
 
     lifecycle: Lifecycle
+    access: Access
+    exchanges: Exchanges
     own: ASGIApp
     inner: ASGIApp | None = None
-    in_flight: int = field(default=0, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's scope; uvicorn calls this."""
-        if is_own(scope["path"]):
+        own = is_own(scope["path"])
+        if not (self.access.admit(scope) or (not own and is_preflight(scope))):
+            await tell(NO_KEY, scope, send)
+        elif own:
             # Load balancers ask with HEAD; uvicorn leaves the body out by itself.
             await self.own({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
         elif self.inner is not None and self.lifecycle.state is State.READY:
-            self.in_flight += 1
-            try:
-                await self.inner(scope, receive, send)
-            finally:
-                self.in_flight -= 1
+            await self.exchanges.carry(self.inner, scope, receive, send)
         else:
-            await refuse(self.lifecycle, scope, send)
+            await tell(unavailable(self.lifecycle), scope, send)
 
 
 def is_own(path: str) -> bool:
@@ -58,35 +71,28 @@ def is_own(path: str) -> bool:
     return any(path == own or path.startswith(own + "/") for own in OWN_PATHS)
 
 
-async def refuse(lifecycle: Lifecycle, scope: Scope, send: Send) -> None:
-    """Answer 503 in the shape of an OpenAI error, with when to come back."""
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1013, "reason": unavailable(lifecycle)})
-        return
-    body = json.dumps(error_body(503, "service_unavailable", unavailable(lifecycle))).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", str(RETRY_AFTER_SECONDS).encode()),
-    ]
-    if lifecycle.state is not State.STARTING:
-        headers.append((b"connection", b"close"))
-    start: Message = {"type": "http.response.start", "status": 503, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
+def is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks what it may send from another origin. It cannot send a key with that.
+
+    vLLM's CORS middleware answers every such request itself, from its options alone.
+    """
+    headers = Headers(scope=scope)
+    return scope.get("method") == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
 
 
-def unavailable(lifecycle: Lifecycle) -> str:
+def unavailable(lifecycle: Lifecycle) -> Ending:
     """Why the model does not answer now."""
+    headers = (RETRY,) if lifecycle.state is State.STARTING else (RETRY, CLOSE)
     match lifecycle.state:
         case State.STARTING:
-            return f"the server is starting ({lifecycle.phase.value}): try again in a few seconds"
+            message = f"the server is starting ({lifecycle.phase.value}): try again in a few seconds"
         case State.READY:
-            return "this node runs ranks for the server of another node, which has the API"
+            message = "this node runs ranks for the server of another node, which has the API"
         case State.FAILED:
-            return f"the engine is not running: {lifecycle.reason}"
+            message = f"the engine is not running: {lifecycle.reason}"
         case _:
-            return "the server is shutting down and takes no new requests"
+            message = "the server is shutting down and takes no new requests"
+    return Ending(503, "service_unavailable", message, headers)
 
 
 def build_own_app(
@@ -95,9 +101,8 @@ def build_own_app(
     status: Callable[[], dict[str, Any]],
     version: dict[str, Any],
     modes: ModeSwitch,
-    access: Access,
 ) -> FastAPI:
-    """The routes that are not vLLM's. They answer in every state.
+    """The routes that are not vLLM's. They answer in every state; `Gateway` has asked for the key.
 
     Args:
         lifecycle: The server's state.
@@ -105,7 +110,6 @@ def build_own_app(
         status: Builds the body of `/dspark/status`.
         version: The body of `/version`.
         modes: The verification mode of every engine.
-        access: Asks for the key where one is set; probes and metrics need none.
     """
     app = FastAPI(
         title="dspark-serve",
@@ -115,20 +119,30 @@ def build_own_app(
         redirect_slashes=False,
     )
     app.add_exception_handler(ApiError, answer_api_error)
+    app.add_exception_handler(405, answer_wrong_method)
     app.include_router(page_routes())
-    app.include_router(mode_routes(modes, access))
+    app.include_router(mode_routes(modes))
 
-    @app.get("/livez", summary="Whether to leave the process alone: 200 until the engine is dead")
+    @app.get(
+        "/livez",
+        summary="Whether to leave the process alone: 200 until the engine is dead or has stalled",
+        responses=described(503),
+    )
     async def livez() -> JSONResponse:
         return JSONResponse(_state(lifecycle), 503 if lifecycle.state is State.FAILED else 200)
 
-    @app.get("/readyz", summary="Whether the model answers: 200 only then")
+    @app.get("/readyz", summary="Whether the model answers: 200 only then", responses=described(503))
     async def readyz() -> JSONResponse:
         ready = lifecycle.state is State.READY
         headers = {} if ready else {"Retry-After": str(RETRY_AFTER_SECONDS)}
         return JSONResponse(_state(lifecycle), 200 if ready else 503, headers)
 
-    @app.get("/metrics", summary="Prometheus metrics of vLLM and of verification")
+    @app.get(
+        "/metrics",
+        summary="Prometheus metrics of vLLM and of verification",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}}, **described(401)},
+    )
     async def prometheus(request: Request) -> Response:
         encode, content_type = choose_format(request.headers.get("accept", ""))
         return Response(encode(metrics), headers={"Content-Type": content_type})
@@ -140,7 +154,7 @@ def build_own_app(
     @app.get(
         "/dspark/status",
         summary="State, effective configuration, patches, mode and recent acceptance",
-        dependencies=[Depends(access)],
+        responses=described(401),
     )
     async def dspark_status() -> dict[str, Any]:
         return {**_state(lifecycle), **status()}

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -18,6 +19,8 @@ from typer.exceptions import TyperException
 
 from patches.calibration.mode import CalibrationMode
 from serve.errors import ExitCode, InputError
+from serve.keys import KEY_VARIABLES, take_keys
+from serve.limits import MIB, Limits
 from serve.listening import ListenError, listen, url_of
 from serve.preflight.report import Report
 from serve.profile import Profile, Verification, load
@@ -45,6 +48,26 @@ Calibrating = Annotated[
         envvar="DSPARK_CALIBRATION",
         help="Whether temperatures of the confidences are fitted: not at all, only reported, or used for the budget.",
     ),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(envvar="DSPARK_API_KEY_FILE", help="File of keys, one a line; clients send one of them.")
+]
+MetricsKey = Annotated[bool, typer.Option(envvar="DSPARK_METRICS_KEY", help="Ask for a key on /metrics too.")]
+BodyMib = Annotated[int, typer.Option(envvar="DSPARK_MAX_BODY_MIB", min=1, help="Longest body of a request, in MiB.")]
+Requests = Annotated[
+    int, typer.Option(envvar="DSPARK_MAX_REQUESTS", min=1, help="Requests at once; one more gets 429 and Retry-After.")
+]
+RequestSeconds = Annotated[
+    float, typer.Option(envvar="DSPARK_REQUEST_SECONDS", min=1, help="What one request may take, waiting included.")
+]
+StallSeconds = Annotated[
+    float,
+    typer.Option(
+        envvar="DSPARK_STALL_SECONDS", min=5, help="An engine with requests and no step for so long has stalled."
+    ),
+]
+DrainSeconds = Annotated[
+    float, typer.Option(envvar="DSPARK_DRAIN_SECONDS", min=0, help="What requests under way get to finish in.")
 ]
 Headless = Annotated[
     bool, typer.Option("--headless", help="Run this node's ranks for the server of node 0, without an API.")
@@ -79,9 +102,13 @@ def up(
     verification: Mode = Verification.ADAPTIVE,
     calibration: Calibrating = CalibrationMode.SHADOW,
     skip: Skips = None,
-    drain_seconds: Annotated[
-        float, typer.Option(envvar="DSPARK_DRAIN_SECONDS", min=0, help="What requests under way get to finish in.")
-    ] = 30.0,
+    api_key_file: KeyFile = None,
+    metrics_key: MetricsKey = False,
+    max_body_mib: BodyMib = 32,
+    max_requests: Requests = 1024,
+    request_seconds: RequestSeconds = 3600.0,
+    stall_seconds: StallSeconds = 60.0,
+    drain_seconds: DrainSeconds = 30.0,
     access_log: Annotated[bool, typer.Option(envvar="DSPARK_ACCESS_LOG", help="Log each request.")] = False,
     headless: Headless = False,
 ) -> None:
@@ -89,6 +116,7 @@ def up(
     from serve.overrides import override
     from serve.preflight import installed_names, run
 
+    keys = take_keys(os.environ, api_key_file)
     arguments = extra or []
     recipe = override(load(profile), sets or [], installed_names())
     # Bind first, so that nobody takes the port meanwhile; preflight names a taken one with whatever else is wrong.
@@ -105,7 +133,21 @@ def up(
     except ListenError as error:
         raise InputError(f"{error}; choose another with --port or --host") from error
     prepare_environment(recipe)
-    serve_profile(recipe, arguments, sock, verification, calibration, report, drain_seconds, access_log, headless)
+    serve_profile(
+        recipe,
+        arguments,
+        sock,
+        verification,
+        calibration,
+        report,
+        keys,
+        metrics_key,
+        Limits(max_body_mib * MIB, max_requests, request_seconds),
+        stall_seconds,
+        drain_seconds,
+        access_log,
+        headless,
+    )
 
 
 @app.command(cls=ProfileCommand)
@@ -184,6 +226,10 @@ def serve_profile(
     verification: Verification,
     calibration: CalibrationMode,
     report: Report,
+    keys: list[str],
+    metrics_key: bool,
+    limits: Limits,
+    stall_seconds: float,
     drain_seconds: float,
     access_log: bool,
     headless: bool,
@@ -191,7 +237,6 @@ def serve_profile(
     """Run the server for a profile on a bound socket, then end the process with its exit code."""
     from patches.calibration.mode import VARIABLE as CALIBRATION_VARIABLE
     from patches.telemetry.counters import DIRECTORY_VARIABLE
-    from serve.access import keys_of
     from serve.metrics import Identity
     from serve.server import Settings, make_counter_directory, run
 
@@ -202,11 +247,10 @@ def serve_profile(
     counters = make_counter_directory(os.environ.get(DIRECTORY_VARIABLE))
     os.environ[DIRECTORY_VARIABLE] = str(counters)
     os.environ[CALIBRATION_VARIABLE] = calibration.value
-    command_line = recipe.command_line(verification, arguments)
     code = run(
         Settings(
             profile_name=recipe.name,
-            command_line=command_line,
+            command_line=recipe.command_line(verification, arguments),
             sock=sock,
             url=url_of(sock),
             identity=Identity(
@@ -217,7 +261,10 @@ def serve_profile(
             ),
             preflight=report,
             counter_directory=counters,
-            keys=keys_of(command_line, os.environ),
+            keys=keys,
+            metrics_key=metrics_key,
+            limits=limits,
+            stall_seconds=stall_seconds,
             drain_seconds=drain_seconds,
             access_log=access_log,
             headless=headless,
@@ -246,8 +293,14 @@ def stop_on_errors(report: Report) -> None:
 
 
 def prepare_environment(recipe: Profile) -> None:
-    """Set the profile's environment, the user's own values first, before anything of vLLM is imported."""
+    """Set the profile's environment, the user's own values first, before anything of vLLM is imported.
+
+    Raises:
+        InputError: it holds a key.
+    """
     for name, value in recipe.environment.items():
+        if name in KEY_VARIABLES:
+            raise InputError(f"environment.{name} in a profile is read by many: set it in the server's environment")
         os.environ.setdefault(name, value)
     # One process keeps the metrics; a multiprocess directory would split and double them.
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp
 from serve.errors import InputError
 from serve.handshake import WORKER_EXTENSION, PatchMismatchError, confirm_patches
 from serve.lifecycle import Phase
+from serve.stall import Progress
 
 
 class EngineStartError(Exception):
@@ -31,6 +33,57 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+@dataclass
+class StepLog:
+    """What vLLM's statistics of one engine say, step by step.
+
+    A custom stat logger of `AsyncLLM`: called for every step whose outcome reaches the server, with or without
+    speculation, however the engine is spread over processes.
+
+    Attributes:
+        steps: Steps so far.
+        running: Requests in the batch after the last one.
+        waiting: Requests that waited then.
+    """
+
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+
+    def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+        """Called by vLLM after a step."""
+        if scheduler_stats is not None:
+            self.steps += 1
+            self.running = scheduler_stats.num_running_reqs
+            self.waiting = scheduler_stats.num_waiting_reqs
+
+    def log_engine_initialized(self) -> None:
+        """Called by vLLM once."""
+
+    def log(self) -> None:
+        """Called by vLLM every few seconds."""
+
+    def record_sleep_state(self, *_: Any) -> None:
+        """Called by vLLM when an engine sleeps or wakes."""
+
+
+class DeathBell:
+    """Stands where vLLM's handlers expect a uvicorn server: they set `should_exit` once they see a dead engine."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+
+    @property
+    def should_exit(self) -> bool:
+        """Nothing is ended from here."""
+        return False
+
+    @should_exit.setter
+    def should_exit(self, asked: bool) -> None:
+        if asked:
+            self._ring()
+
+
 class Engine:
     """A running engine and the app that serves it.
 
@@ -39,8 +92,9 @@ class Engine:
         app: vLLM's FastAPI app, or None before `open`.
     """
 
-    def __init__(self, client: Any, arguments: Any) -> None:
+    def __init__(self, client: Any, arguments: Any, step_logs: dict[int, StepLog]) -> None:
         self.client = client
+        self._step_logs = step_logs
         self.app: ASGIApp | None = None
         self._arguments = arguments
         self._lifespan: contextlib.AsyncExitStack | None = None
@@ -62,11 +116,43 @@ class Engine:
             return None
         return one_line(self.client.dead_error)
 
-    async def open(self, server: object, patch_digest: str) -> None:
+    @property
+    def computes_on_cpu(self) -> bool:
+        """Whether the model runs on the CPU."""
+        from vllm.platforms import current_platform
+
+        return bool(current_platform.is_cpu())
+
+    def progress(self) -> list[Progress]:
+        """How far every engine is."""
+        core_client = self.client.engine_core
+        manager = core_client.resources.engine_manager
+        cores = [process.pid for process in getattr(manager, "processes", ())]
+        ranks = list(core_client.engine_ranks_managed)
+        requests = self._requests_by_engine(ranks)
+        progress = []
+        for i, rank in enumerate(ranks):
+            log = self._step_logs.get(rank, StepLog())
+            core = cores[i] if len(cores) == len(ranks) else None
+            progress.append(Progress(rank, log.steps, log.running, log.waiting, requests[rank], core))
+        return progress
+
+    def _requests_by_engine(self, ranks: list[int]) -> dict[int, int]:
+        """Requests that each engine owes an answer; one whose client is still to speak is owed nothing."""
+        core_client = self.client.engine_core
+        assigned = getattr(core_client, "reqs_in_flight", {})
+        rank_of = dict(zip(core_client.core_engines, ranks, strict=False))
+        counts = dict.fromkeys(ranks, 0)
+        for request, state in self.client.output_processor.request_states.items():
+            if not getattr(state, "streaming_input", False):
+                counts[rank_of.get(assigned.get(request), ranks[0])] += 1
+        return counts
+
+    async def open(self, death_bell: DeathBell, patch_digest: str) -> None:
         """Build vLLM's app, run its start-up and take requests.
 
         Args:
-            server: The uvicorn server that vLLM's handlers may ask to end.
+            death_bell: What vLLM's handlers ask to end when the engine is dead.
             patch_digest: What every process of the engine must have applied.
 
         Raises:
@@ -83,7 +169,7 @@ class Engine:
         tasks = await self.client.get_supported_tasks()
         app = build_app(self._arguments, tasks, self.client.model_config)
         await init_app_state(self.client, app.state, self._arguments, tasks)
-        app.state.server = server
+        app.state.server = death_bell
         self._lifespan = contextlib.AsyncExitStack()
         await self._lifespan.enter_async_context(app.router.lifespan_context(app))
         self.app = app
@@ -124,7 +210,7 @@ class HeadlessEngine:
         code = self._process.poll()
         return None if code is None else f"vLLM's headless process ended with code {code}"
 
-    async def open(self, server: object, patch_digest: str) -> None:
+    async def open(self, death_bell: DeathBell, patch_digest: str) -> None:
         """Nothing: the server of the other node confirms the patches of every rank."""
 
     async def close(self) -> None:
@@ -159,14 +245,23 @@ def start_engine(command_line: list[str], begin: Callable[[Phase], None]) -> Eng
     arguments = _parse(command_line)
     arguments.worker_extension_cls = WORKER_EXTENSION
     config = _configure(arguments)
+    # The gateway asks for the key, so a key that only vLLM knew would guard little (four of its own prefixes).
+    if arguments.api_key:
+        raise InputError("--api-key shows the key to whoever lists processes: set DSPARK_API_KEY or --api-key-file")
     begin(Phase.LOADING)
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    step_logs: dict[int, StepLog] = {}
+
+    def step_log(_config: Any, engine: int = 0) -> StepLog:
+        return step_logs.setdefault(engine, StepLog())
 
     try:
         client = AsyncLLM.from_vllm_config(
             vllm_config=config,
             usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[step_log],
             enable_log_requests=arguments.enable_log_requests,
             aggregate_engine_logging=arguments.aggregate_engine_logging,
             disable_log_stats=arguments.disable_log_stats,
@@ -175,7 +270,7 @@ def start_engine(command_line: list[str], begin: Callable[[Phase], None]) -> Eng
         raise EngineStartError(one_line(error)) from error
     begin(Phase.BUILDING)
     _import_app()
-    return Engine(client, arguments)
+    return Engine(client, arguments, step_logs)
 
 
 def start_headless(command_line: list[str], begin: Callable[[Phase], None]) -> HeadlessEngine:

@@ -12,6 +12,7 @@ class ExitCode(IntEnum):
     START_FAILED = 1
     BAD_INPUT = 2
     ENGINE_DIED = 3
+    ENGINE_STALLED = 4
 
 
 EXIT_MEANINGS = {
@@ -20,6 +21,8 @@ EXIT_MEANINGS = {
     " refused; `health`: no server is alive there",
     ExitCode.BAD_INPUT: "A wrong command line, profile, value or path, or a failed preflight: no weight was read",
     ExitCode.ENGINE_DIED: "The engine was serving and died; the last log line says why",
+    ExitCode.ENGINE_STALLED: "The engine had requests and completed no step for `--stall-seconds`; the log has a "
+    "record that begins with `stall:`",
 }
 
 

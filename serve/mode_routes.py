@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from patches.modes import Mode
-from serve.access import Access, same_origin
-from serve.api_errors import ApiError
+from serve.access import same_origin
+from serve.api_errors import ApiError, described
 from serve.modes import ModeSwitch, SwitchRefusedError, SwitchUnconfirmedError
 
 MAX_BODY_BYTES = 1024
@@ -28,16 +28,17 @@ class ModeRequest(BaseModel):
     mode: Literal["adaptive", "fixed"]
 
 
-def mode_routes(modes: ModeSwitch, access: Access) -> APIRouter:
+def mode_routes(modes: ModeSwitch) -> APIRouter:
     """The routes of the mode.
 
     Args:
         modes: The mode of every engine.
-        access: Asks for the key where one is set.
     """
-    router = APIRouter(dependencies=[Depends(access)])
+    router = APIRouter()
 
-    @router.get("/dspark/mode", summary="The verification mode in force, and the configured one")
+    @router.get(
+        "/dspark/mode", summary="The verification mode in force, and the configured one", responses=described(401)
+    )
     async def get_mode() -> dict[str, Any]:
         return modes.as_json()
 
@@ -45,6 +46,7 @@ def mode_routes(modes: ModeSwitch, access: Access) -> APIRouter:
         "/dspark/mode",
         summary="Switch verification between adaptive and fixed, from the next step on",
         dependencies=[Depends(same_origin)],
+        responses=described(401, 403, 409, 422, 504),
         openapi_extra={
             "requestBody": {
                 "required": True,

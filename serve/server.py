@@ -9,14 +9,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import shlex
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,13 +29,25 @@ from patches.telemetry.counters import read_all
 from serve.access import Access
 from serve.activity import activity_line, summed
 from serve.app import Gateway, build_own_app
-from serve.engine import Engine, EngineStartError, HeadlessEngine, one_line, start_engine, start_headless
+from serve.connection import BoundedConnection
+from serve.engine import (
+    DeathBell,
+    Engine,
+    EngineStartError,
+    HeadlessEngine,
+    one_line,
+    start_engine,
+    start_headless,
+)
 from serve.errors import ExitCode, InputError
+from serve.exchange import CLOSE, RETRY, Ending, Exchanges
 from serve.history import EVERY_SECONDS, History
 from serve.lifecycle import Lifecycle, State
+from serve.limits import Limits
 from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
 from serve.modes import ModeSwitch
 from serve.preflight.report import Report
+from serve.stall import Stall, StallWatch, engine_processes, stacks_of
 from serve.status import effective_configuration, patch_rows, verification_counts, version_facts
 
 logger = logging.getLogger("dspark-serve")
@@ -53,6 +65,16 @@ ENGINE_END_SECONDS = 15
 """What vLLM gets to end its own processes in, before they are ended for it."""
 CLOSE_SECONDS = 5
 """What connections get to end in, once nothing is under way any more."""
+TELL_SECONDS = 4.0
+"""What requests that are ended get to end in, their clients told."""
+
+HURRY_SECONDS = 0.5
+"""What they get when a second signal asks for haste."""
+FAILED_SECONDS = 1.0
+"""How long `/livez` says that the engine is not running before the process ends."""
+STOPPING = Ending(
+    503, "service_unavailable", "the server is stopping and the request was not done in time", (RETRY, CLOSE)
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +90,9 @@ class Settings:
         preflight: What preflight found.
         counter_directory: Where workers write counters.
         keys: What clients must send one of; empty for no key.
+        metrics_key: Whether `/metrics` asks for one too.
+        limits: What clients may cost.
+        stall_seconds: How long an engine may have requests and complete no step.
         drain_seconds: What requests under way get to finish in.
         access_log: Whether each request is logged.
         headless: Run this node's ranks for the server of another node.
@@ -80,7 +105,10 @@ class Settings:
     identity: Identity
     preflight: Report
     counter_directory: Path
-    keys: list[str]
+    keys: list[str] = field(repr=False)
+    metrics_key: bool
+    limits: Limits
+    stall_seconds: float
     drain_seconds: float
     access_log: bool
     headless: bool = False
@@ -130,9 +158,13 @@ class Service:
             VerificationCollector(settings.counter_directory, self._model_name),
         )
         version = version_facts(settings.identity)
-        own_app = build_own_app(self.lifecycle, metrics, self.status, version, self.modes, Access(settings.keys))
-        self.gateway = Gateway(self.lifecycle, own_app)
+        own_app = build_own_app(self.lifecycle, metrics, self.status, version, self.modes)
+        self.exchanges = Exchanges(settings.limits)
+        access = Access(settings.keys, metrics_need_one=settings.metrics_key)
+        self.gateway = Gateway(self.lifecycle, access, self.exchanges, own_app)
         self._drain_asked = asyncio.Event()
+        self._given_up = asyncio.Event()
+        self._stall_watch: StallWatch | None = None
         self._hurry = asyncio.Event()
 
     async def run(self) -> ExitCode:
@@ -142,16 +174,17 @@ class Service:
             log_level="info" if self.settings.access_log else "warning",
             access_log=self.settings.access_log,
             lifespan="off",
+            http=BoundedConnection,
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )
         server = Server(config)
         self._handle_signals(server)
-        background = [asyncio.create_task(part(server)) for part in (self._start, self._watch, self._drain)]
+        background = [asyncio.create_task(part) for part in self._parts(server)]
         for task in background:
-            task.add_done_callback(partial(self._note_fault, server))
+            task.add_done_callback(self._note_fault)
         try:
             await server.serve(sockets=[self.settings.sock])
-            self._notice_death(server)
+            self._notice_death()
         finally:
             for task in background:
                 task.cancel()
@@ -165,6 +198,10 @@ class Service:
             self.lifecycle.stop()
             logger.info("stopped")
         return self.lifecycle.exit_code
+
+    def _parts(self, server: Server) -> list[Coroutine[Any, Any, None]]:
+        """What goes on beside the HTTP server."""
+        return [self._start(), self._watch(), self._drain(server), self._finish_failed(server)]
 
     def status(self) -> dict[str, Any]:
         """The body of `/dspark/status` beside the state."""
@@ -180,7 +217,7 @@ class Service:
             "last_minute": self.recent.summary(),
             "history": self.history.as_json(asyncio.get_running_loop().time()),
             **verification_counts(list(read_all(self.settings.counter_directory))),
-            "requests_under_way": self.gateway.in_flight,
+            "requests_under_way": self.exchanges.under_way,
             "preflight": self.settings.preflight.as_json(),
         }
         if self.engine is not None:
@@ -195,7 +232,8 @@ class Service:
             if self._drain_asked.is_set():
                 logger.warning("%s again: stopping now", which.name)
                 self._hurry.set()
-                server.stop_now()
+                self.exchanges.end(STOPPING)
+                asyncio.get_running_loop().call_later(HURRY_SECONDS, server.stop_now)
             else:
                 logger.info("%s: draining", which.name)
                 self._drain_asked.set()
@@ -203,38 +241,39 @@ class Service:
         for which in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(which, handle, which)
 
-    def _note_fault(self, server: Server, task: asyncio.Task[None]) -> None:
+    def _note_fault(self, task: asyncio.Task[None]) -> None:
         """A part of the service that ended by a fault of its own takes the server with it, seen."""
         if not task.cancelled() and (fault := task.exception()) is not None:
             logger.error("a part of the server failed", exc_info=fault)
-            self._give_up(server, f"the server failed: {one_line(fault)}", ExitCode.START_FAILED)
+            self._give_up(f"the server failed: {one_line(fault)}", ExitCode.START_FAILED)
 
-    async def _start(self, server: Server) -> None:
+    async def _start(self) -> None:
         try:
             start = start_headless if self.settings.headless else start_engine
             self.engine = await self._in_thread(lambda: start(self.settings.command_line, self.lifecycle.begin))
             engine = self.engine
-            await engine.open(server, self.settings.identity.patches.digest)
+            await engine.open(DeathBell(self._notice_death), self.settings.identity.patches.digest)
             if isinstance(engine, Engine):
                 await self.modes.attach(engine.client)
         except InputError as error:
-            self._give_up(server, str(error), ExitCode.BAD_INPUT)
+            self._give_up(str(error), ExitCode.BAD_INPUT)
         except EngineStartError as error:
-            self._give_up(server, f"the engine did not start: {error}", ExitCode.START_FAILED)
+            self._give_up(f"the engine did not start: {error}", ExitCode.START_FAILED)
         else:
             self.gateway.inner = engine.app
             self.lifecycle.ready()
             if self.lifecycle.state is State.READY:
                 self._announce(engine)
 
-    async def _watch(self, server: Server) -> None:
-        """Notice a dead engine, note acceptance totals, and log what was verified."""
+    async def _watch(self) -> None:
+        """Notice an engine that died or stalled, note acceptance totals, and log what was verified."""
         rounds, counters = 0, self.settings.counter_directory
         logged = summed((), asyncio.get_running_loop().time())
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            self._notice_death(server)
             now = asyncio.get_running_loop().time()
+            self._notice_death()
+            await self._notice_stall(now)
             if rounds % NOTE_EVERY == 0:
                 self.recent.note(totals(counters, now))
             if rounds % HISTORY_EVERY == 0:
@@ -245,16 +284,55 @@ class Service:
                     logger.info("%s", line)
             rounds += 1
 
-    def _notice_death(self, server: Server) -> None:
-        """Fail where the engine is dead. vLLM's own handlers may end the server first, so `run` asks once more."""
+    def _notice_death(self) -> None:
         if self.engine is None or (death := self.engine.death) is None:
             return
         if self.settings.headless and self.lifecycle.state is State.DRAINING:
-            server.should_exit = True  # the other node's server has ended its ranks, which this drain waited for
-            return
+            return  # the other node's server has ended its ranks, which this drain waited for
         starting = self.lifecycle.state is State.STARTING
         code = ExitCode.START_FAILED if starting else ExitCode.ENGINE_DIED
-        self._give_up(server, f"the engine died{' while it was started' if starting else ''}: {death}", code)
+        self._give_up(f"the engine died{' while it was started' if starting else ''}: {death}", code)
+
+    async def _notice_stall(self, now: float) -> None:
+        if not isinstance(self.engine, Engine) or self.lifecycle.state not in (State.READY, State.DRAINING):
+            return
+        if self._stall_watch is None:
+            self._stall_watch = StallWatch(
+                seconds=self.settings.stall_seconds,
+                computes_on_cpu=self.engine.computes_on_cpu,
+                directory=self.settings.counter_directory,
+                round_seconds=WATCH_SECONDS,
+            )
+        stall = self._stall_watch.observe(now, self.engine.progress())
+        if stall is None:
+            return
+        at = stall.progress
+        reason = f"engine {at.engine} stalled: no step for {stall.seconds:.0f} s with {at.requests} requests"
+        self._fail(reason, ExitCode.ENGINE_STALLED)
+        logger.error("stall: %s", json.dumps(await asyncio.to_thread(self._stall_record, stall)))
+        self._given_up.set()
+
+    def _stall_record(self, stall: Stall) -> dict[str, Any]:
+        """All that is known of a stall. Blocks until the stacks are there."""
+        at = stall.progress
+        processes = [] if at.core is None else engine_processes(at.core)
+        names = {process.pid: "worker" for process in processes} | {at.core: "engine core", os.getpid(): "server"}
+        stacks = stacks_of(self.settings.counter_directory, [os.getpid(), *(process.pid for process in processes)])
+        counters = {snapshot.engine: snapshot for snapshot in read_all(self.settings.counter_directory)}
+        return {
+            "engine": at.engine,
+            "seconds_without_a_step": round(stall.seconds, 1),
+            "last_step": at.steps,
+            "running": at.running,
+            "waiting": at.waiting,
+            "requests": at.requests,
+            "mode": self.modes.current,
+            "last_budgets": counters[at.engine].last_budgets if at.engine in counters else None,
+            "stacks": [
+                {"process": names[pid], "pid": pid, "stacks": text or "no answer: the process may be stopped"}
+                for pid, text in stacks.items()
+            ],
+        }
 
     async def _drain(self, server: Server) -> None:
         """Once asked: take no new requests, let those under way finish in time, then end the server.
@@ -263,16 +341,34 @@ class Service:
         """
         await self._drain_asked.wait()
         self.lifecycle.drain()
+        self.exchanges.end(STOPPING, only_arriving=True)
         deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
-        ranks_needed = self.settings.headless and self.engine is not None
-        while (self.gateway.in_flight or ranks_needed) and asyncio.get_running_loop().time() < deadline:
+        while (self.exchanges.under_way or self._keeps_ranks) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
-        if self.gateway.in_flight:
-            logger.warning("%d requests were not done in time", self.gateway.in_flight)
+        if self.exchanges.under_way:
+            logger.warning("%d requests were not done in time and were told so", self.exchanges.under_way)
+            self.exchanges.end(STOPPING)
+            await self.exchanges.ended(TELL_SECONDS)
         server.should_exit = True
 
-    def _give_up(self, server: Server, reason: str, exit_code: ExitCode) -> None:
+    @property
+    def _keeps_ranks(self) -> bool:
+        """Whether this is a headless node whose ranks still run."""
+        return isinstance(self.engine, HeadlessEngine) and self.engine.death is None
+
+    def _give_up(self, reason: str, exit_code: ExitCode) -> None:
+        self._fail(reason, exit_code)
+        self._given_up.set()
+
+    def _fail(self, reason: str, exit_code: ExitCode) -> None:
         self.lifecycle.fail(reason, exit_code)
+        self.exchanges.end(Ending(500, "server_error", f"the engine is not running: {reason}", (CLOSE,)))
+
+    async def _finish_failed(self, server: Server) -> None:
+        """Once the engine is given up: let clients be told, then end the server."""
+        await self._given_up.wait()
+        await asyncio.sleep(FAILED_SECONDS)
+        await self.exchanges.ended(TELL_SECONDS)
         server.should_exit = True
 
     async def _end_engine(self) -> None:

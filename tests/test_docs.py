@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from serve.access import Access
 from serve.app import OWN_PATHS, build_own_app
 from serve.lifecycle import Lifecycle
 from serve.metrics import Combined
@@ -40,7 +39,7 @@ def test_every_explained_metric_exists() -> None:
 
 def test_every_path_of_ours_is_explained() -> None:
     life = Lifecycle()
-    app = build_own_app(life, Combined(), dict, {}, ModeSwitch(life, Verification.ADAPTIVE), Access([]))
+    app = build_own_app(life, Combined(), dict, {}, ModeSwitch(life, Verification.ADAPTIVE))
     routes = {route.path for route in app.routes}  # type: ignore[attr-defined]
     for path in routes:
         assert f"`{path}`" in README, path

@@ -37,7 +37,10 @@ PHASES = ("verify", "draft")
 SECONDS_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Upper bounds of the histograms of seconds."""
 
-_MAGIC = 0x6473_7061_726B_0002
+LAST_STEPS = 8
+"""Steps that are kept one by one, for whoever asks what happened last."""
+
+_MAGIC = 0x6473_7061_726B_0003
 """ASCII "dspark", then the layout's version."""
 
 _LAYOUT = np.dtype(
@@ -60,6 +63,8 @@ _LAYOUT = np.dtype(
         ("seconds", np.float64, (len(PHASES),)),
         ("predicted_seconds", np.float64),
         ("temperatures", np.float64, (MAX_DRAFTS,)),
+        ("last_proposed", np.int64, (LAST_STEPS,)),
+        ("last_verified", np.int64, (LAST_STEPS,)),
     ]
 )
 _BYTES = _LAYOUT.itemsize
@@ -105,6 +110,7 @@ class Snapshot:
         step_seconds: Phase -> how long it took, in the steps that were timed.
         predicted_seconds: What the cost tables said of the same steps, both phases; None without cost tables.
         temperatures: [K] fitted temperatures by position; None without a fit.
+        last_budgets: (proposed, verified) drafts of the last steps, at most `LAST_STEPS`, the newest last.
     """
 
     engine: int
@@ -121,6 +127,7 @@ class Snapshot:
     step_seconds: dict[str, Seconds]
     predicted_seconds: float | None
     temperatures: tuple[float, ...] | None
+    last_budgets: tuple[tuple[int, int], ...]
 
 
 def counter_file(directory: Path, engine: int) -> Path:
@@ -168,7 +175,10 @@ class CounterWriter:
     def add_step(self, counts: StepCounts) -> None:
         """Count one verification step."""
         fields, drafts = self._fields, self.max_drafts
+        slot = int(fields["plans"].sum()) % LAST_STEPS
         with self._update():
+            fields["last_proposed"][slot] = counts.proposed.sum()
+            fields["last_verified"][slot] = counts.verified.sum()
             fields["proposed"][:drafts] += counts.proposed
             fields["verified"][:drafts] += counts.verified
             fields["accepted"][:drafts] += counts.accepted
@@ -275,4 +285,11 @@ def _snapshot(engine: int, fields: Mapping[str, NDArray[Any]]) -> Snapshot:
         },
         predicted_seconds=float(fields["predicted_seconds"][0]) if predicts else None,
         temperatures=first("temperatures", drafts) if fields["calibrates"][0] else None,
+        last_budgets=_last_budgets(fields),
     )
+
+
+def _last_budgets(fields: Mapping[str, NDArray[Any]]) -> tuple[tuple[int, int], ...]:
+    steps = int(fields["plans"].sum())
+    kept = (number % LAST_STEPS for number in range(max(steps - LAST_STEPS, 0), steps))
+    return tuple((int(fields["last_proposed"][slot]), int(fields["last_verified"][slot])) for slot in kept)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.running import Server, serving
 
-KEY = "a key for the tests"
+KEY = "a-key-for-the-tests"
 SMALL_SAMPLER = Path(__file__).with_name("small_sampler")
 
 
@@ -26,7 +26,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """An adaptive server that asks for `KEY`, and whose rejection sampler takes 64 rows (`small_sampler`)."""
     directory = tmp_path_factory.mktemp("guarded")
     search_path = os.pathsep.join(filter(None, (str(SMALL_SAMPLER), os.environ.get("PYTHONPATH"))))
-    with serving(directory, vllm=("--api-key", KEY), PYTHONPATH=search_path) as running:
+    with serving(directory, DSPARK_API_KEY=KEY, PYTHONPATH=search_path) as running:
         running.client.headers["Authorization"] = f"Bearer {KEY}"
         running.wait_until_ready()
         yield running

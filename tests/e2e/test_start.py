@@ -119,21 +119,6 @@ def test_requests_under_way_are_finished_before_the_end(tmp_path: Path, stop: si
         assert server.process.wait(60) == 0
 
 
-def test_a_dead_engine_ends_the_process_with_its_own_exit_code(tmp_path: Path) -> None:
-    """With a request under way, which is told; vLLM's own handler then ends the HTTP server before the watch does."""
-    with serving(tmp_path, verification="off") as server, ThreadPoolExecutor(1) as pool:
-        server.wait_until_ready()
-        body = {"model": MODEL, "prompt": "x", "max_tokens": 900, "ignore_eos": True}
-        under_way = pool.submit(server.client.post, "/v1/completions", json=body)
-        server.wait_until(lambda: server.client.get("/dspark/status").json()["requests_under_way"] > 0)
-        engine_cores(server)[0].kill()
-        answer = under_way.result()
-        assert answer.status_code == 500
-        assert answer.json()["error"]["message"]
-        assert server.process.wait(60) == 3
-        assert "the engine died" in server.log.read_text().splitlines()[-1]
-
-
 def test_an_engine_that_dies_while_it_is_started_is_noticed(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.wait_until(lambda: engine_cores(server) != [])

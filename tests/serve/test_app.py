@@ -14,7 +14,9 @@ from starlette.types import Receive, Scope, Send
 from serve.access import Access
 from serve.app import Gateway, build_own_app, is_own
 from serve.errors import ExitCode
+from serve.exchange import Exchanges
 from serve.lifecycle import Lifecycle, Phase
+from serve.limits import Limits
 from serve.metrics import Combined
 from serve.modes import ModeSwitch
 from serve.profile import Verification
@@ -41,8 +43,8 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
 def gateway(lifecycle: Lifecycle) -> Gateway:
     metrics, modes = Combined(Broken(), Good()), ModeSwitch(lifecycle, Verification.ADAPTIVE)
     version = {"version": "0.32.0"}
-    own = build_own_app(lifecycle, metrics, lambda: {"profile": "tiny-cpu"}, version, modes, Access([]))
-    return Gateway(lifecycle, own, inner)
+    own = build_own_app(lifecycle, metrics, lambda: {"profile": "tiny-cpu"}, version, modes)
+    return Gateway(lifecycle, Access([]), Exchanges(Limits()), own, inner)
 
 
 def ask(lifecycle: Lifecycle, path: str, method: str = "GET", **kwargs: Any) -> httpx.Response:
@@ -95,7 +97,13 @@ def test_what_each_state_answers(life: Any, livez: int, readyz: int, model: int)
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/version", "/dspark/status"])
 def test_a_load_balancer_may_ask_with_head(path: str) -> None:
     assert ask(ready(), path, "HEAD").status_code == ask(ready(), path).status_code == 200
-    assert ask(ready(), path, "PUT").status_code == 405
+    refused = ask(ready(), path, "PUT")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+    assert refused.json()["error"]["code"] == 405
+
+
+def test_every_method_of_a_path_is_named() -> None:
+    assert ask(ready(), "/dspark/mode", "DELETE").headers["allow"] == "GET, PUT"
 
 
 def test_while_starting_a_client_is_told_when_to_come_back() -> None:
@@ -176,29 +184,9 @@ def test_a_websocket_is_closed_while_starting() -> None:
     assert [(m["type"], m["code"]) for m in sent] == [("websocket.close", 1013)]
 
 
-def test_requests_under_way_are_counted_until_they_end_or_fail() -> None:
-    seen: list[int] = []
-    served = gateway(ready())
-
-    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(served.in_flight)
-        raise ConnectionResetError
-
-    async def nothing() -> dict[str, Any]:
-        return {"type": "http.request"}
-
-    async def drop(message: Any) -> None: ...
-
-    served.inner = failing
-    with pytest.raises(ConnectionResetError):
-        asyncio.run(served({"type": "http", "path": "/v1/models"}, nothing, drop))
-    assert seen == [1]
-    assert served.in_flight == 0
-
-
 def test_a_headless_node_says_who_has_the_api() -> None:
     async def request() -> httpx.Response:
-        transport = httpx.ASGITransport(Gateway(ready(), own=inner))
+        transport = httpx.ASGITransport(Gateway(ready(), Access([]), Exchanges(Limits()), own=inner))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             return await client.get("/v1/models")
 

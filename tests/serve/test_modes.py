@@ -12,8 +12,10 @@ import pytest
 
 from patches.modes import Mode
 from serve.access import Access
-from serve.app import build_own_app
+from serve.app import Gateway, build_own_app
+from serve.exchange import Exchanges
 from serve.lifecycle import Lifecycle
+from serve.limits import Limits
 from serve.metrics import Combined
 from serve.modes import ModeSwitch, SwitchRefusedError, SwitchUnconfirmedError
 from serve.profile import Verification
@@ -191,13 +193,18 @@ KEY = {"authorization": "Bearer k"}
 FIXED = b'{"mode": "fixed"}'
 
 
+def guarded(life: Lifecycle, modes: ModeSwitch) -> Gateway:
+    """Our app behind the check of the key."""
+    return Gateway(life, Access(["k"]), Exchanges(Limits()), build_own_app(life, Combined(), dict, {}, modes))
+
+
 def put(body: bytes = FIXED, life: Lifecycle | None = None, script: Script | None = None, **headers: str):
     """A PUT with a key to a server that has one, its two engines attached."""
 
     async def scenario() -> httpx.Response:
         modes = ModeSwitch(life or ready(), Verification.ADAPTIVE, confirm_seconds=0.05)
         await modes.attach(Engines(script))
-        app = build_own_app(life or ready(), Combined(), dict, {}, modes, Access(["k"]))
+        app = guarded(life or ready(), modes)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server:8000") as client:
             return await client.put("/dspark/mode", content=body, headers=KEY | headers)
 
@@ -275,7 +282,7 @@ def test_what_is_not_confirmed_is_answered_with_what_is_known() -> None:
 def test_reading_takes_the_key_too(path: str) -> None:
     async def scenario() -> list[int]:
         life = Lifecycle()
-        app = build_own_app(life, Combined(), dict, {}, ModeSwitch(life, Verification.ADAPTIVE), Access(["k"]))
+        app = guarded(life, ModeSwitch(life, Verification.ADAPTIVE))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             return [(await client.get(path, headers=headers)).status_code for headers in ({}, KEY)]
 

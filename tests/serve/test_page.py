@@ -7,8 +7,10 @@ import httpx
 import pytest
 
 from serve.access import Access
-from serve.app import build_own_app
+from serve.app import Gateway, build_own_app
+from serve.exchange import Exchanges
 from serve.lifecycle import Lifecycle
+from serve.limits import Limits
 from serve.metrics import Combined
 from serve.modes import ModeSwitch
 from serve.page import ASSETS, HERE
@@ -18,7 +20,8 @@ from serve.profile import Verification
 def get(path: str) -> httpx.Response:
     async def request() -> httpx.Response:
         life = Lifecycle()
-        app = build_own_app(life, Combined(), dict, {}, ModeSwitch(life, Verification.ADAPTIVE), Access(["k"]))
+        own = build_own_app(life, Combined(), dict, {}, ModeSwitch(life, Verification.ADAPTIVE))
+        app = Gateway(life, Access(["k"]), Exchanges(Limits()), own)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             return await client.get(path)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from patches.install import SWITCHED_OFF_VARIABLE
 from patches.ledger import RELEASES
+from serve.keys import KEY_VARIABLES
 from serve.preflight.check import Check, Finding, Problem, Severity, Unknown
 from serve.preflight.facts import PLUGIN, Facts
 from serve.preflight.plan import Plan
@@ -77,6 +78,14 @@ def _development_mode(_: Facts, plan: Plan) -> Finding:
 def _worker_extension(_: Facts, plan: Plan) -> Finding:
     extension = plan.arguments.get("worker_extension_cls")
     return Problem(f"--worker-extension-cls {extension} takes the one place there is, and ours") if extension else None
+
+
+def _visible_keys(_: Facts, plan: Plan) -> Finding:
+    places = ["--api-key"] if "api_key" in plan.arguments else []
+    places += [f"environment.{name} in the profile" for name in KEY_VARIABLES if name in plan.profile.environment]
+    return (
+        Problem(f"{' and '.join(places)} would show a key to whoever lists processes or profiles") if places else None
+    )
 
 
 def _server_options(_: Facts, plan: Plan) -> Finding:
@@ -226,6 +235,13 @@ CHECKS = (
         "worker_extension_cls",
         "leave --worker-extension-cls out",
         _worker_extension,
+    ),
+    Check(
+        "visible-keys",
+        "No key stands where others can read it",
+        "api_key in the arguments, and the profile's environment",
+        "set DSPARK_API_KEY in the server's environment, or give --api-key-file before the --",
+        _visible_keys,
     ),
     Check(
         "server-options",

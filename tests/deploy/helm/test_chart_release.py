@@ -116,14 +116,14 @@ def test_a_given_key_is_in_a_secret_and_the_pod_refers_to_it() -> None:
     documents = render({"apiKey": {"value": SECRETS[0]}})
     secret = one(documents, "Secret", "-api-key")
     assert base64.b64decode(secret["data"]["api-key"]).decode() == SECRETS[0]
-    reference = environment(documents)["VLLM_API_KEY"]["valueFrom"]["secretKeyRef"]
+    reference = environment(documents)["DSPARK_API_KEY"]["valueFrom"]["secretKeyRef"]
     assert reference == {"name": secret["metadata"]["name"], "key": "api-key"}
 
 
 def test_an_existing_secret_is_referred_to_and_none_is_made() -> None:
     documents = render({"apiKey": {"existingSecret": "theirs", "secretKey": "a.key"}})
     assert of_kind(documents, "Secret") == []
-    assert environment(documents)["VLLM_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "theirs", "key": "a.key"}
+    assert environment(documents)["DSPARK_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "theirs", "key": "a.key"}
     test = pods(documents)["test"]["spec"]["containers"][0]["env"]
     assert test[0]["valueFrom"]["secretKeyRef"] == {"name": "theirs", "key": "a.key"}
 

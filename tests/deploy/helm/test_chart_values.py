@@ -186,7 +186,7 @@ def test_every_hardware_has_the_same_keys() -> None:
         ({"extraArgs": ["--nnodes=2"]}, ("extraArgs", "--nnodes", "nodes")),
         ({"extraArgs": ["--headless"]}, ("extraArgs", "--headless", "nodes")),
         ({"extraEnv": [{"name": "DSPARK_PORT", "value": "1"}]}, ("extraEnv", "DSPARK_PORT", "port")),
-        ({"extraEnv": [{"name": "VLLM_API_KEY", "value": "1"}]}, ("extraEnv", "VLLM_API_KEY", "apiKey")),
+        ({"extraEnv": [{"name": "DSPARK_API_KEY", "value": "1"}]}, ("extraEnv", "DSPARK_API_KEY", "apiKey")),
         ({"extraEnv": [{"name": "HF_TOKEN", "value": "1"}]}, ("extraEnv", "HF_TOKEN", "hubToken")),
         ({"cache": {"existingClaim": "x"}}, ("cache.existingClaim", "cache.mode is perReplica")),
         ({"cache": {"mode": "none", "download": {"enabled": True}}}, ("cache.download.enabled", "cache.mode is none")),

@@ -124,6 +124,8 @@ CASES = [
         extra=["-n", "2"],
         facts=machine(gpus=(Gpu(H200, H200),)),
     ),
+    Case("visible-keys", ("--api-key", "DSPARK_API_KEY"), extra=["--api-key", "abc"]),
+    Case("visible-keys", ("environment.VLLM_API_KEY",), sets=["environment.VLLM_API_KEY=abc"]),
     Case("worker-extension", ("mine.Extension",), extra=["--worker-extension-cls", "mine.Extension"]),
     Case("arguments", ("--max-nums-seqs", "did you mean --max-num-seqs"), extra=["--max-nums-seqs", "4"]),
     Case(

@@ -51,7 +51,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{/* The variable that the server reads the API key from. */}}
 {{- define "dspark-serve.apiKeyVariable" -}}
-VLLM_API_KEY
+DSPARK_API_KEY
 {{- end -}}
 
 {{/* The Secret that holds the hub's token, or nothing. */}}

@@ -1,0 +1,81 @@
+"""Nothing that a client sends makes the server fail: no 5xx, and the same answers afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.e2e.requests_at_random import Fuzzed, requests
+from tests.e2e.running import Server
+
+AT_ONCE = 20
+PATIENCE_SECONDS = 5.0
+"""A valid request may ask for many tokens: its client leaves then, which is no failure."""
+
+
+@dataclass
+class Seen:
+    """What the server answered.
+
+    Attributes:
+        statuses: Status -> how often; 0 where the client left.
+        failures: Requests that the server failed at, with status and answer.
+    """
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    failures: list[tuple[int, str, Fuzzed]] = field(default_factory=list)
+
+
+def send(server: Server, fuzzed: Fuzzed) -> tuple[int, str]:
+    """Status and beginning of the answer."""
+    headers = fuzzed.headers | {"authorization": server.client.headers.get("authorization", "")}
+    with httpx.Client(base_url=server.url, timeout=httpx.Timeout(60, read=PATIENCE_SECONDS)) as client:
+        try:
+            answer = client.request(fuzzed.method, fuzzed.path, content=fuzzed.body, headers=headers)
+        except httpx.ReadTimeout:
+            return 0, "the client left"
+    return answer.status_code, answer.text[:500]
+
+
+def fuzz(server: Server, count: int) -> Seen:
+    """Send so many requests, some at once. Nothing is shrunk: the server is slower than a person who reads."""
+    seen = Seen()
+
+    @settings(
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        max_examples=count // AT_ONCE,
+    )
+    @given(st.lists(requests(), min_size=AT_ONCE, max_size=AT_ONCE))
+    def send_all(batch: list[Fuzzed]) -> None:
+        answers = pool.map(lambda fuzzed: send(server, fuzzed), batch)
+        for fuzzed, (status, text) in zip(batch, answers, strict=True):
+            seen.statuses[status] += 1
+            if status >= 500:
+                seen.failures.append((status, text, fuzzed))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        send_all()
+    return seen
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.robustness)])
+def test_no_request_makes_the_server_fail(server: Server, count: int) -> None:
+    before = server.complete("def f(x):", max_tokens=16)["choices"][0]["text"]
+    seen = fuzz(server, count)
+    print(f"{seen.statuses.total()} requests: {dict(sorted(seen.statuses.items()))}")
+    assert seen.failures == []
+    assert seen.statuses.total() >= count
+    assert {200, 400, 404} <= set(seen.statuses)
+    server.client.put("/dspark/mode", json={"mode": "adaptive"})
+    assert server.client.get("/readyz").status_code == 200
+    assert server.complete("def f(x):", max_tokens=16)["choices"][0]["text"] == before
