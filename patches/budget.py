@@ -29,9 +29,11 @@ def survival_probabilities(confidences: NDArray[np.floating]) -> NDArray[np.floa
         confidences: [requests, steps] probability that a draft is accepted, given that those before it were.
 
     Returns:
-        [requests, steps], never rising along a request.
+        [requests, steps], never rising along a request. Broken confidences count as `patches.ranking` counts them: NaN
+        as 0, others as the nearer bound.
     """
-    return np.cumprod(confidences, axis=1, dtype=np.float64)
+    sane = np.clip(np.nan_to_num(confidences, nan=0.0), 0.0, 1.0)
+    return np.cumprod(sane, axis=1, dtype=np.float64)
 
 
 def full_budget(eligible: NDArray[np.integer], max_budget: int) -> int:

@@ -90,10 +90,13 @@ LEDGER: tuple[Patch, ...] = (
         releases=RELEASES,
         module="patches.adaptive",
         removal="when upstream leaves padded drafts out of its budget",
-        replaces=(f"{_ADAPTIVE}:AdaptiveVerificationManager.get_num_tokens",),
-        wraps=(
-            f"{_ADAPTIVE}:AdaptiveVerificationManager.compact_batch",
+        replaces=(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.get_num_tokens",
             f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",
+        ),
+        wraps=(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.__init__",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.compact_batch",
             f"{_ADAPTIVE}:AdmittedDraftCounts",
             f"{_RUNNER}:GPUModelRunner.gather_batch_req_state",
         ),
@@ -158,9 +161,9 @@ LEDGER: tuple[Patch, ...] = (
         releases=RELEASES,
         module="patches.ranking",
         removal="when upstream ranks in one kernel",
-        replaces=(f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",),
         wraps=(
             f"{_ADAPTIVE}:AdaptiveVerificationManager.__init__",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",
             f"{_ADAPTIVE}:_assign_draft_token_budget",
         ),
         switchable=True,

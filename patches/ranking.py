@@ -30,9 +30,9 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from patches.host_upload import upload
 from patches.install import Hook
 from patches.kernel_launch import Launcher
-from patches.unbound_budget import upload
 
 PATCH_ID = "fused-ranking"
 

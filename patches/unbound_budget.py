@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from patches.host_upload import upload
 from patches.install import Hook
 
 PATCH_ID = "unbound-budget-shortcut"
@@ -50,18 +51,6 @@ def host_boundaries_are_exact(*, budget: int, scheduled: int) -> bool:
         scheduled: Drafts that were scheduled, placeholders included.
     """
     return budget in (0, scheduled)
-
-
-def upload(values: NDArray[np.int32], out: torch.Tensor) -> None:
-    """Copy to the device in stream order, without waiting.
-
-    Args:
-        values: [n] on the host; may be reused at once.
-        out: [n] int32 on the device.
-    """
-    host = torch.from_numpy(values)
-    # The allocator of pinned memory keeps the staging block until the copy is done.
-    out.copy_(host.pin_memory() if out.is_cuda else host, non_blocking=True)
 
 
 def upload_ends(counts: NDArray[np.int32], out: torch.Tensor) -> None:

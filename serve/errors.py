@@ -17,8 +17,8 @@ class ExitCode(IntEnum):
 
 EXIT_MEANINGS = {
     ExitCode.OK: "Done, or stopped as asked: requests under way were finished or given their time",
-    ExitCode.START_FAILED: "The engine could not be started with this configuration; `patches --check`: a patch is"
-    " refused; `health`: no server is alive there",
+    ExitCode.START_FAILED: "The engine could not be started with this configuration, or the server itself failed; "
+    "`patches --check`: a patch is refused; `health`: no server is alive there",
     ExitCode.BAD_INPUT: "A wrong command line, profile, value or path, or a failed preflight: no weight was read",
     ExitCode.ENGINE_DIED: "The engine was serving and died; the last log line says why",
     ExitCode.ENGINE_STALLED: "The engine had requests and completed no step for `--stall-seconds`; the log has a "

@@ -23,7 +23,10 @@ def take_keys(environment: MutableMapping[str, str], file: Path | None) -> list[
     """
     found = []
     for variable in KEY_VARIABLES:
-        if key := environment.pop(variable, "").strip():
+        if value := environment.pop(variable, ""):
+            key = value.strip()
+            if not key:
+                raise InputError(f"the key in {variable} is blank: give it one, or leave it unset to ask for none")
             _check(key, variable)
             found.append(key)
     if file is not None:

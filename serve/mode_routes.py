@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect
 
 from patches.modes import Mode
 from serve.access import same_origin
 from serve.api_errors import ApiError, described
+from serve.limits import BODY_PAUSE_SECONDS
 from serve.modes import ModeSwitch, SwitchRefusedError, SwitchUnconfirmedError
 
 MAX_BODY_BYTES = 1024
@@ -46,7 +49,7 @@ def mode_routes(modes: ModeSwitch) -> APIRouter:
         "/dspark/mode",
         summary="Switch verification between adaptive and fixed, from the next step on",
         dependencies=[Depends(same_origin)],
-        responses=described(401, 403, 409, 422, 504),
+        responses=described(401, 403, 408, 409, 422, 504),
         openapi_extra={
             "requestBody": {
                 "required": True,
@@ -73,13 +76,17 @@ async def _read_mode(request: Request) -> Mode:
     The body is read here and not by FastAPI, which would read any length of it before it asks for the key.
 
     Raises:
-        ApiError: 422, it is anything but an object with a mode.
+        ApiError: 422, it is anything but an object with a mode; 408, it does not arrive.
     """
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(422, "invalid_request_error", f"the body is too long: {EXPECTED}")
+    try:
+        async with asyncio.timeout(BODY_PAUSE_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise ApiError(422, "invalid_request_error", f"the body is too long: {EXPECTED}")
+    except (TimeoutError, ClientDisconnect) as error:
+        raise ApiError(408, "timeout_error", f"the body did not arrive: {EXPECTED}") from error
     try:
         return Mode(ModeRequest.model_validate_json(body).mode)
     except ValidationError as error:

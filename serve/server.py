@@ -67,7 +67,6 @@ CLOSE_SECONDS = 5
 """What connections get to end in, once nothing is under way any more."""
 TELL_SECONDS = 4.0
 """What requests that are ended get to end in, their clients told."""
-
 HURRY_SECONDS = 0.5
 """What they get when a second signal asks for haste."""
 FAILED_SECONDS = 1.0
@@ -428,9 +427,10 @@ class Service:
             return
         model, url = engine.model_names[0], self.settings.url
         body = json.dumps({"model": model, "prompt": "def fibonacci(n):", "max_tokens": 64}, ensure_ascii=False)
+        key = '-H "Authorization: Bearer $DSPARK_API_KEY" ' if self.settings.keys else ""
         print(
             f"\ndspark-serve is ready: {model} at {url} ({self.settings.identity.verification.value} verification)\n\n"
-            f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
+            f"  curl {url}/v1/completions {key}-H 'Content-Type: application/json' \\\n"
             f"    -d {shlex.quote(body)}\n\n"
             f"  metrics {url}/metrics   status {url}/dspark/\n",
             flush=True,

@@ -58,6 +58,11 @@ def test_survival_never_rises_along_a_request(confidences: list) -> None:
     assert (survival[:, 0] == given_confidences[:, 0]).all()
 
 
+def test_broken_confidences_admit_nothing_and_leave_the_others_alone() -> None:
+    survival = survival_probabilities(np.array([[np.nan, 0.9], [1.5, 0.5], [-0.1, 1.0]]))
+    assert survival.tolist() == [[0.0, 0.0], [1.0, 0.5], [0.0, 0.0]]
+
+
 def test_drafts_of_a_step_that_starts_within_the_prefill_are_padding() -> None:
     rows = [
         # scheduled drafts, scheduled tokens, computed, prefill -> eligible

@@ -17,7 +17,13 @@ def test_the_variables_and_the_file_are_taken_together_and_leave_the_environment
 
 
 def test_empty_variables_are_no_keys() -> None:
-    assert take_keys({"DSPARK_API_KEY": "", "VLLM_API_KEY": "  "}, None) == []
+    assert take_keys({"DSPARK_API_KEY": "", "VLLM_API_KEY": ""}, None) == []
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", "\t \n"])
+def test_a_blank_variable_does_not_open_the_server(blank: str) -> None:
+    with pytest.raises(InputError, match="VLLM_API_KEY is blank"):
+        take_keys({"VLLM_API_KEY": blank}, None)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"# only a comment\n", b"\xff\xfe\n"])

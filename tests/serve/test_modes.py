@@ -211,6 +211,30 @@ def put(body: bytes = FIXED, life: Lifecycle | None = None, script: Script | Non
     return asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["waits", "leaves"])
+def test_a_body_that_never_arrives_is_given_up(monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
+    monkeypatch.setattr("serve.mode_routes.BODY_PAUSE_SECONDS", 0.05)
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if leaves:
+            return {"type": "http.disconnect"}
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def scenario() -> None:
+        headers = [(name.lower().encode(), value.encode()) for name, value in KEY.items()]
+        scope = {"type": "http", "method": "PUT", "path": "/dspark/mode", "query_string": b"", "headers": headers}
+        app = guarded(ready(), ModeSwitch(ready(), Verification.ADAPTIVE))
+        await asyncio.wait_for(app(scope, receive, send), 10)  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
+    assert sent[0]["status"] == 408
+
+
 def test_a_put_answers_with_what_is_then_in_force() -> None:
     answer = put()
     assert answer.status_code == 200

@@ -21,7 +21,8 @@ life.ready()
 modes = ModeSwitch(life, Verification.ADAPTIVE)
 asyncio.run(modes.attach(Engines()))
 own = schemathesis.openapi.from_asgi(
-    "/dspark/openapi.json", build_own_app(life, Combined(), lambda: {"profile": "tiny-cpu"}, modes)
+    "/dspark/openapi.json",
+    build_own_app(life, Combined(), lambda: {"profile": "tiny-cpu"}, {"version": "0.32.0"}, modes),
 )
 
 

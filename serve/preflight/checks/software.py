@@ -15,6 +15,7 @@ from serve.preflight.source import Answer
 from serve.preflight.upstream import LayerAnswer
 
 _SERVER_WORDS = {"headless", "api_server_count", "model_tag", "grpc"}
+"""Options of `vllm serve` that stand in none of its argument classes."""
 
 _TLS = "end TLS in front of the server"
 _LOGGING = "choose with --access-log"
@@ -39,7 +40,6 @@ DECIDED_HERE = {
     "h11_max_header_count": "leave it out: requests are parsed by httptools",
 }
 """Arguments of vLLM's own server that this server decides itself, and what to do instead."""
-"""Options of `vllm serve` that stand in none of its argument classes."""
 
 
 def _release(facts: Facts, _: Plan) -> Finding:
