@@ -148,7 +148,7 @@ def test_the_probes_ask_the_server_s_own_paths() -> None:
 
 
 def test_the_grace_period_covers_the_slowest_stop() -> None:
-    """After the drain: clients that are told, connections, vLLM's app, the engine, and what is left of its processes."""
+    """After the drain: clients are told, then connections, vLLM's app, the engine and what is left of it end."""
     slowest = server.TELL_SECONDS + server.CLOSE_SECONDS + 2 * server.ENGINE_END_SECONDS + 3 + 3
     spec = pods(render({"drainSeconds": 100}))[LEADER]["spec"]
     assert spec["terminationGracePeriodSeconds"] >= 10 + 100 + slowest
