@@ -21,8 +21,7 @@ import pytest
 import yaml
 
 from tests.e2e.prompts import python_prompts
-from tests.e2e.running import MODEL, Server, free_port
-from tests.e2e.test_start import engine_core
+from tests.e2e.running import MODEL, Server, engine_cores, free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = sorted((DEPLOY / "prometheus" / "rules").glob("*.yaml"))
@@ -209,7 +208,7 @@ def test_a_stopped_engine_raises_the_alert_and_going_on_ends_it(
     """SIGSTOP under load: /metrics goes on answering with what was true before."""
     for alert in ("DsparkEngineStalled", "DsparkEngineDead", "DsparkModeNotAsConfigured", "DsparkNotReady"):
         assert prometheus.firing(alert) == []
-    engine = engine_core(server)
+    (engine,) = engine_cores(server)
     assert engine is not None
     engine.send_signal(signal.SIGSTOP)
     try:
