@@ -55,7 +55,8 @@ serve: setup ## Serve the bundled tiny pair on the CPU (PORT=8000)
 	@$(BIN)/dspark-serve up tiny-cpu --port $(PORT)
 
 test: setup-test lint ## Check style and types, and run every test
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m pytest -n auto tests --ignore tests/e2e
+	@$(BIN)/python -m pytest tests/e2e
 
 test-slow: setup-test ## What takes minutes: every pair of the chart's switches, two nodes, two engines, a thousand switches of the mode
 	@$(BIN)/python -m pytest -m slow tests
