@@ -130,11 +130,12 @@ class Engine:
         cores = [process.pid for process in getattr(manager, "processes", ())]
         ranks = list(core_client.engine_ranks_managed)
         requests = self._requests_by_engine(ranks)
+        # The engines of this host come first, in both lists (`launch_core_engines`).
+        core_of = dict(zip(ranks, cores, strict=False))
         progress = []
-        for i, rank in enumerate(ranks):
+        for rank in ranks:
             log = self._step_logs.get(rank, StepLog())
-            core = cores[i] if len(cores) == len(ranks) else None
-            progress.append(Progress(rank, log.steps, log.running, log.waiting, requests[rank], core))
+            progress.append(Progress(rank, log.steps, log.running, log.waiting, requests[rank], core_of.get(rank)))
         return progress
 
     def _requests_by_engine(self, ranks: list[int]) -> dict[int, int]:

@@ -7,9 +7,12 @@ seen at the end of that time. What acquits it, looked for again every few second
 - anywhere: a compiler at work, in a process that the engine started and that used the CPU, or in the Python stacks of
   an engine process that did.
 
+Engines whose experts are spread over their ranks step together, so one that compiles holds up all: an engine that works
+acquits the others, unless it has gone on without them. Nothing acquits an engine with a stopped process.
+
 A GPU's worker that waits may use the CPU as much as one that works, so that proves nothing there; chunked prefill
-bounds a step at `max_num_batched_tokens`, far below a minute's work. A process that is stopped acquits nothing. Time in
-which this server itself did not run is not counted against the engine.
+bounds a step at `max_num_batched_tokens`, far below a minute's work. Time in which this server itself did not run is
+not counted against the engine. What processes on other hosts do is not seen.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ LOOK_SECONDS = 10.0
 """How long an engine is looked at before it is judged; at most half of what it gets."""
 BUSY_SHARE = 0.02
 """Of one core. A worker that waits was seen to use 0.9 %, one that was starved by other work still 5 %."""
+LEAD_STEPS = 8
+"""Engines that step together are never so many steps apart, with several batches under way."""
 STACKS_SECONDS = 2.0
 """What processes get to write their stacks in."""
 
@@ -87,7 +92,7 @@ class Stall:
 
     Attributes:
         progress: The engine's.
-        seconds: How long no step was completed.
+        seconds: How long it had requests and completed no step, all acquittals included.
     """
 
     progress: Progress
@@ -96,10 +101,27 @@ class Stall:
 
 @dataclass
 class _Watched:
+    """One engine since its last step.
+
+    Attributes:
+        steps: Its steps so far.
+        seconds: How long it had requests since then.
+        counted: How much of that counts against it: an acquittal takes some back.
+        others: Steps of every engine once it had requests, to tell which went on without it.
+    """
+
     steps: int = -1
-    idle: float = 0.0
-    before: Activity | None = None
-    before_at: float = 0.0
+    seconds: float = 0.0
+    counted: float = 0.0
+    others: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What every engine here had done when a look at them began."""
+
+    at: float
+    activities: dict[int, Activity]
 
 
 @dataclass
@@ -120,6 +142,7 @@ class StallWatch:
     round_seconds: float
     look: Callable[[int], Activity] = field(default_factory=lambda: activity)
     _engines: dict[int, _Watched] = field(default_factory=dict, init=False)
+    _before: _Look | None = field(default=None, init=False)
     _observed_at: float | None = field(default=None, init=False)
 
     def observe(self, now: float, engines: Sequence[Progress]) -> Stall | None:
@@ -134,37 +157,64 @@ class StallWatch:
         # Longer than that and this process was held up, so that steps may be waiting to be read.
         passed = min(since, 2 * self.round_seconds)
         for progress in engines:
-            watched = self._engines.setdefault(progress.engine, _Watched())
-            if progress.requests == 0 or progress.steps != watched.steps:
-                self._engines[progress.engine] = _Watched(progress.steps)
-            elif self._has_stalled(watched, progress, now, passed):
-                return Stall(progress, watched.idle)
-        return None
-
-    def _has_stalled(self, watched: _Watched, progress: Progress, now: float, passed: float) -> bool:
-        watched.idle += passed
-        looking = min(LOOK_SECONDS, self.seconds / 2)
+            self._count(progress, engines, passed)
         # A round early rather than a round late.
         deadline = self.seconds - self.round_seconds
-        if progress.core is None:
-            return watched.idle >= deadline
-        if watched.before is None:
-            if watched.idle >= deadline - looking:
-                self._begin_to_look(watched, progress.core, now)
-            return False
-        if watched.idle < deadline:
-            return False
-        after = self.look(progress.core)
-        if not self._works(watched.before, after, now - watched.before_at):
-            return True
-        watched.idle = deadline - looking
-        self._begin_to_look(watched, progress.core, now)
-        return False
+        suspected = deadline - min(LOOK_SECONDS, self.seconds / 2)
+        if not self._counted(engines, suspected):
+            self._before = None
+            return None
+        if self._before is None:
+            self._begin_to_look(now, engines)
+            return None
+        overdue = self._counted(engines, deadline)
+        if not overdue:
+            return None
+        stall = self._judge(self._before, now, overdue, engines)
+        if stall is None:
+            for watched in self._engines.values():
+                watched.counted = min(watched.counted, suspected)
+            self._begin_to_look(now, engines)
+        return stall
 
-    def _begin_to_look(self, watched: _Watched, core: int, now: float) -> None:
-        watched.before = self.look(core)
-        watched.before_at = now
-        ask_for_stacks(self.directory, watched.before.computing)
+    def _count(self, progress: Progress, engines: Sequence[Progress], passed: float) -> None:
+        watched = self._engines.setdefault(progress.engine, _Watched())
+        if progress.requests == 0 or progress.steps != watched.steps:
+            self._engines[progress.engine] = _Watched(progress.steps)
+            return
+        watched.seconds += passed
+        watched.counted += passed
+        # Not a round earlier: others may have gone on before it had a request.
+        if not watched.others:
+            watched.others = {other.engine: other.steps for other in engines}
+
+    def _counted(self, engines: Sequence[Progress], seconds: float) -> list[Progress]:
+        return [progress for progress in engines if self._engines[progress.engine].counted >= seconds]
+
+    def _begin_to_look(self, now: float, engines: Sequence[Progress]) -> None:
+        self._before = _Look(now, self._activities(engines))
+        ask_for_stacks(self.directory, [pid for seen in self._before.activities.values() for pid in seen.computing])
+
+    def _activities(self, engines: Sequence[Progress]) -> dict[int, Activity]:
+        return {progress.engine: self.look(progress.core) for progress in engines if progress.core is not None}
+
+    def _judge(
+        self, before: _Look, now: float, overdue: Sequence[Progress], engines: Sequence[Progress]
+    ) -> Stall | None:
+        after = self._activities(engines)
+        working = [
+            progress
+            for progress in engines
+            if progress.engine in before.activities
+            and progress.engine in after
+            and self._works(before.activities[progress.engine], after[progress.engine], now - before.at)
+        ]
+        for progress in overdue:
+            watched = self._engines[progress.engine]
+            is_stopped = progress.engine in after and after[progress.engine].stopped
+            if is_stopped or not any(_may_hold_up(watched, other) for other in working):
+                return Stall(progress, watched.seconds)
+        return None
 
     def _works(self, before: Activity, after: Activity, seconds: float) -> bool:
         if after.stopped:
@@ -179,13 +229,19 @@ class StallWatch:
         return any(cpu >= enough and _COMPILING.search(stacks.get(pid, "")) for pid, cpu in used.items())
 
 
+def _may_hold_up(watched: _Watched, other: Progress) -> bool:
+    """Whether an engine may be what another waits for, or is that engine itself."""
+    return other.steps - watched.others.get(other.engine, other.steps) < LEAD_STEPS
+
+
 def activity(core: int) -> Activity:
     """Measure the processes of an engine, from its core's process id."""
     family = engine_processes(core)
     computing, others = family[1:] or family[:1], []
     with contextlib.suppress(psutil.Error):
         others = [p for p in psutil.Process(core).children(recursive=True) if p not in family]
-    helpers = sum(_cpu_seconds(process) for process in others) + sum(_ended_cpu_seconds(p) for p in family)
+    # A process that ends leaves its seconds to its parent, which may be a build tool that still runs.
+    helpers = sum(_cpu_seconds(p) for p in others) + sum(_ended_cpu_seconds(p) for p in [*family, *others])
     return Activity(
         computing={process.pid: _cpu_seconds(process) for process in computing},
         helpers=helpers,

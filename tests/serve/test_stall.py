@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from patches.stacks import stacks_file
-from serve.stall import Activity, Progress, StallWatch, activity, engine_processes, stacks_of
+from serve.engine import Engine as VllmEngine
+from serve.stall import Activity, Progress, Stall, StallWatch, activity, engine_processes, stacks_of
 
 CORE = 77
 LIMIT = 60.0
@@ -181,6 +183,124 @@ def test_the_one_engine_of_several_that_hangs_is_named(tmp_path: Path) -> None:
     pytest.fail("no verdict")
 
 
+class Engines:
+    """Data-parallel engines of one server, of which engine 0 completes no step."""
+
+    def __init__(self, directory: Path, *, on_cpu: bool = False, cores: tuple[int | None, ...] = (70, 71)) -> None:
+        self.now = 1000.0
+        self.cores = cores
+        self.steps = [5] * len(cores)
+        self.requests = [1, *[0] * (len(cores) - 1)]
+        self.compiling: set[int] = set()
+        self.computing: set[int] = set()
+        self.stopped: set[int] = set()
+        self.helpers = dict.fromkeys(range(len(cores)), 0.0)
+        self.workers = dict.fromkeys(range(len(cores)), 0.0)
+        self.watch = StallWatch(LIMIT, on_cpu, directory, 1.0, look=self.look)
+
+    def look(self, core: int) -> Activity:
+        i = self.cores.index(core)
+        return Activity({1000 + core: self.workers[i]}, self.helpers[i], i in self.stopped)
+
+    def run(self, seconds: int, each: Callable[[], None] = lambda: None) -> Stall | None:
+        for _ in range(seconds):
+            each()
+            engines = [Progress(i, self.steps[i], 1, 0, self.requests[i], core) for i, core in enumerate(self.cores)]
+            if (stall := self.watch.observe(self.now, engines)) is not None:
+                return stall
+            self.now += 1.0
+            for i in self.compiling:
+                self.helpers[i] += 0.8
+            for i in self.computing:
+                self.workers[i] += 0.8
+        return None
+
+    def step_others(self) -> None:
+        self.steps[1:] = [steps + 1 for steps in self.steps[1:]]
+
+
+@pytest.mark.parametrize("requests", [0, 1])
+@pytest.mark.parametrize("cores", [(70, 71), (70, 71, None), (None, 71)], ids=["local", "one-remote", "judged-remote"])
+def test_an_engine_that_waits_for_another_ones_compiler_is_no_stall(
+    tmp_path: Path, cores: tuple[int | None, ...], requests: int
+) -> None:
+    """Also while that engine has no request and only keeps step."""
+    engines = Engines(tmp_path, cores=cores)
+    engines.requests[1] = requests
+    engines.compiling = {1}
+    assert engines.run(600) is None
+    engines.compiling = set()
+    stall = engines.run(30)
+    assert stall is not None
+    assert stall.progress.engine == 0
+
+
+def test_an_engine_that_ends_one_compile_and_begins_the_next_may_still_hold_up_the_other(tmp_path: Path) -> None:
+    engines = Engines(tmp_path)
+    engines.requests[1], engines.compiling = 1, {1}
+    assert engines.run(55) is None
+    engines.step_others()
+    assert engines.run(300) is None
+
+
+@pytest.mark.parametrize("work", ["compiling", "computing"])
+def test_an_engine_that_goes_on_without_the_other_does_not_acquit_it(tmp_path: Path, work: str) -> None:
+    engines = Engines(tmp_path, on_cpu=True)
+    engines.requests[1] = 1
+    setattr(engines, work, {1})
+    stall = engines.run(100, engines.step_others)
+    assert stall is not None
+    assert stall.progress.engine == 0
+    assert 50 < stall.seconds <= LIMIT
+
+
+def test_steps_of_others_before_the_first_request_are_no_lead(tmp_path: Path) -> None:
+    engines = Engines(tmp_path)
+    engines.requests = [0, 1]
+    assert engines.run(60, engines.step_others) is None
+    engines.requests = [1, 1]
+    engines.steps[1] += 100  # within the round in which the request came
+    engines.compiling = {1}
+    assert engines.run(300) is None
+
+
+def test_nothing_acquits_an_engine_with_a_stopped_process(tmp_path: Path) -> None:
+    engines = Engines(tmp_path)
+    engines.compiling, engines.stopped = {1}, {0}
+    stall = engines.run(100)
+    assert stall is not None
+    assert 50 < stall.seconds <= LIMIT
+
+
+def test_a_stall_after_acquittals_tells_the_whole_time_without_a_step(tmp_path: Path) -> None:
+    engines = Engines(tmp_path)
+    began = engines.now
+    engines.compiling = {0}
+    assert engines.run(600) is None
+    engines.compiling = set()
+    stall = engines.run(30)
+    assert stall is not None
+    assert stall.seconds == engines.now - began
+    assert stall.seconds > 600
+
+
+@pytest.mark.parametrize(
+    ("local", "cores"), [(0, [None, None, None]), (1, [70, None, None]), (2, [70, 71, None]), (3, [70, 71, 72])]
+)
+def test_engines_of_this_host_have_a_core_and_those_elsewhere_have_none(local: int, cores: list[int | None]) -> None:
+    """vLLM starts the lowest ranks that it manages on this host, in order; without any it has no manager."""
+    manager = SimpleNamespace(processes=[SimpleNamespace(pid=70 + i) for i in range(local)]) if local else None
+    core_client = SimpleNamespace(
+        resources=SimpleNamespace(engine_manager=manager),
+        engine_ranks_managed=[4, 5, 6],
+        core_engines=[b"4", b"5", b"6"],
+    )
+    client = SimpleNamespace(engine_core=core_client, output_processor=SimpleNamespace(request_states={}))
+    progress = VllmEngine(client, None, {}).progress()
+    assert [at.engine for at in progress] == [4, 5, 6]
+    assert [at.core for at in progress] == cores
+
+
 BUSY = "while True: pass"
 
 
@@ -214,6 +334,30 @@ def test_real_processes_are_told_apart_and_measured(core: subprocess.Popen[bytes
     while not activity(core.pid).stopped and time.monotonic() < deadline:
         time.sleep(0.05)
     assert activity(core.pid).stopped
+
+
+def test_cpu_seconds_of_a_compiler_that_ended_stay_while_the_build_tool_lives() -> None:
+    """As ninja, nvcc and cicc do: the engine core starts a shell, which starts a process that burns and ends."""
+    build = f"{sys.executable} -c '{BUSY}'; sleep 60"
+    with subprocess.Popen(["bash", "-c", f'bash -c "{build}" & wait'], start_new_session=True) as core:
+        process = psutil.Process(core.pid)
+        try:
+            deadline = time.monotonic() + 30
+            while activity(core.pid).helpers < 0.5 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            (shell,) = process.children()
+            (compiler,) = shell.children()
+            before = activity(core.pid).helpers
+            assert before >= 0.5
+            compiler.kill()
+            while compiler.is_running() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not compiler.is_running()
+            assert shell.is_running()
+            assert activity(core.pid).helpers >= before
+        finally:
+            for member in [*process.children(recursive=True), process]:
+                member.kill()
 
 
 def test_a_process_that_is_gone_has_done_nothing() -> None:
