@@ -1,6 +1,7 @@
 # Every image in one run: `make images`, which adds the build arguments of docker/images.lock in dist/images.json.
+# make gives the package's version.
 variable "IMAGE_TAG" {
-  default = "0.1.0"
+  default = "latest"
 }
 
 variable "TORCH_INDEX" {

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from patches.hardware import SERVED
+from serve import server
 from serve.docs import rendered
 from serve.images import read_lock
 from serve.preflight.machine import cache_folders
@@ -24,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 README = (DOCKER / "README.md").read_text()
 COMPOSE = (DOCKER / "compose.yaml").read_text()
+OVERRIDE = README.split("```yaml\n")[1].split("```")[0]
+"""The example of a file of one's own after compose.yaml."""
 LOCK = read_lock(DOCKER / "images.lock")
 PLUGINS = Path(os.environ.get("DOCKER_PLUGINS", ROOT / ".cache" / "docker-plugins"))
 """Where tests/docker/plugins.sh puts compose and buildx."""
@@ -81,6 +84,37 @@ def test_every_variable_of_compose_is_explained() -> None:
     assert len(used) > 8
     for name in used:
         assert f"`{name}`" in section, name
+
+
+def passed_on() -> list[str]:
+    """What compose takes from the environment for the server."""
+    names: list[str] = yaml.safe_load(COMPOSE)["x-server"]["environment"]
+    return names
+
+
+def test_compose_passes_on_what_the_readme_says_and_all_that_a_server_reads() -> None:
+    (listed,) = (text for text in README.split("\n\n") if text.endswith("passed on from the environment."))
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(passed_on())
+    set_by_images = {name for hardware in SERVED for name in environment(hardware)} - {"DSPARK_PROFILE"}
+    not_for_compose = {
+        "DSPARK_API_KEY_FILE",  # no such file is mounted
+        "DSPARK_METRICS_KEY",  # the Prometheus of compose has no key
+        *("DSPARK_ACCESS_LOG", "DSPARK_TELEMETRY_DIR", "DSPARK_TRACE_FILE", "DSPARK_PATCHES_OFF"),  # for debugging
+    }
+    assert set(passed_on()) == table().keys() - set_by_images - not_for_compose
+
+
+def test_a_stop_is_given_the_time_that_the_slowest_takes() -> None:
+    slowest = server.TELL_SECONDS + server.CLOSE_SECONDS + 2 * server.ENGINE_END_SECONDS + 3 + 3
+    drain = int(re.findall(r"`(\d+)`", table()["DSPARK_DRAIN_SECONDS"])[0])
+    given = int(yaml.safe_load(COMPOSE)["x-server"]["stop_grace_period"].removesuffix("s"))
+    assert given >= drain + slowest
+    assert f"takes {slowest:.0f} seconds at the very most" in README
+    assert re.search(rf"`docker stop\s+--time {given}`", README)
+    assert f"`stop_grace_period` is {given} seconds" in README
+    override = yaml.safe_load(OVERRIDE)["services"]["cpu"]
+    longer = int(override["environment"][0].removeprefix("DSPARK_DRAIN_SECONDS="))
+    assert override["stop_grace_period"] == f"{longer + slowest:.0f}s"
 
 
 def test_every_variable_of_make_is_explained() -> None:
@@ -176,6 +210,19 @@ def test_compose_takes_every_profile(hardware: str) -> None:
         assert all(port["host_ip"] == "127.0.0.1" for port in service["ports"])
 
 
+def test_compose_takes_the_file_of_one_s_own(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(OVERRIDE)
+    command = [plugin("docker-compose"), "--file", str(DOCKER / "compose.yaml"), "--file", str(own)]
+    done = subprocess.run([*command, "--profile", "cpu", "config"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    service = yaml.safe_load(done.stdout)["services"]["cpu"]
+    assert service["environment"]["DSPARK_API_KEY_FILE"] == "/keys"
+    assert "HF_TOKEN" in service["environment"]
+    assert [volume["target"] for volume in service["volumes"]] == ["/cache", "/keys"]
+    assert service["stop_grace_period"] == "2m45s"
+
+
 @pytest.mark.skipif(not (ROOT / "deploy").exists(), reason="deploy/ has no rules and dashboards yet")
 def test_what_compose_mounts_is_there() -> None:
     mounted = re.findall(r"^      - (\.\./\S+?):", COMPOSE, re.MULTILINE)
@@ -198,7 +245,8 @@ def test_bake_has_every_image_with_its_arguments(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "serve.images", "bake"]
     arguments.write_text(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     files = ("--file", str(DOCKER / "docker-bake.hcl"), "--file", str(arguments))
-    done = subprocess.run([bake, "bake", "--print", *files], capture_output=True, text=True, check=False, cwd=ROOT)
+    command, outside = [bake, "bake", "--print", *files], {**os.environ, "IMAGE_TAG": VERSION}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=outside)
     assert done.returncode == 0, done.stderr
     targets = json.loads(done.stdout)["target"]
     assert targets.keys() == set(SERVED)

@@ -75,7 +75,14 @@ CUSTOM = {
         podMetricsEndpoints={
             "type": "array",
             "minItems": 1,
-            "items": _closed(port=_TEXT, path={"type": "string", "pattern": "^/"}, interval=_DURATION),
+            "items": _closed(
+                port=_TEXT,
+                path={"type": "string", "pattern": "^/"},
+                interval=_DURATION,
+                authorization=_closed(
+                    type=_TEXT, credentials=_closed(("key",), name=_TEXT, key=_TEXT, optional={"type": "boolean"})
+                ),
+            ),
         },
     ),
     ("monitoring.coreos.com/v1", "PrometheusRule"): _closed(

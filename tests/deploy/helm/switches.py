@@ -27,6 +27,11 @@ PROFILE = {
 SWITCHES: dict[str, dict[str, Any]] = {
     "api-key": placed("apiKey.value", SECRETS[0]),
     "api-key-existing": {"apiKey": {"existingSecret": "theirs", "secretKey": "a.key"}},
+    "metrics-key": {
+        "metricsKey": True,
+        "apiKey": {"existingSecret": "theirs"},
+        "podMonitor": {"enabled": True},
+    },
     "hub-token": placed("hubToken.value", SECRETS[1]),
     "hub-token-existing": placed("hubToken.existingSecret", "theirs"),
     "custom-profile": {"customProfile": PROFILE},
@@ -60,7 +65,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "runtimeClassName": "nvidia",
     },
     "labels": {"podLabels": {"team": "x"}, "podAnnotations": {"note": "y"}, "service": {"annotations": {"a": "b"}}},
-    "environment": {"extraEnv": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
+    "environment": {
+        "extraEnv": [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "DSPARK_CALIBRATION", "value": "on"}]
+    },
     "mounts": {
         "extraMounts": [
             {"name": "models", "mountPath": "/models", "readOnly": True, "persistentVolumeClaim": {"claimName": "m"}},
@@ -74,6 +81,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 EXCLUSIVE = [
     {"api-key", "api-key-existing"},
+    {"api-key", "metrics-key"},
     {"hub-token", "hub-token-existing"},
     {"network-api", "network-all"},
     {"hpa", "keda"},

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from helm import CHART, HARDWARE, ROOT, default_values, of_kind, one, pods, render
+from helm import CHART, HARDWARE, ROOT, default_values, of_kind, one, pods, refused, render
 
 from patches import hardware as hardware_names
 from serve import server
@@ -115,7 +115,13 @@ def test_a_custom_profile_arrives_as_it_was_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"host": "::", "port": 1, "verification": "off", "drainSeconds": 0, "accessLog": True}],
+    [
+        {},
+        {
+            **{"host": "::", "port": 1, "verification": "off", "drainSeconds": 0, "accessLog": True},
+            **{"metricsKey": True, "apiKey": {"value": "x"}},
+        },
+    ],
     ids=["plain", "all"],
 )
 def test_every_variable_is_one_that_the_command_line_reads(
@@ -131,6 +137,20 @@ def test_every_variable_is_one_that_the_command_line_reads(
     assert read["verification"] == values.get("verification", "adaptive")
     assert read["drain_seconds"] == values.get("drainSeconds", 60)
     assert read["access_log"] is values.get("accessLog", False)
+    assert read["metrics_key"] is values.get("metricsKey", False)
+
+
+def test_every_variable_of_a_server_is_a_value_or_left_to_extra_env_in_writing() -> None:
+    by_value = one(render(), "ConfigMap", "-environment")["data"].keys()
+    explained = (CHART / "README.md").read_text().split("*Other settings.*")[1].split("\n\n")[0]
+    read = {parameter.envvar for parameter in UP.params if parameter.envvar} | set(KEY_VARIABLES)
+    assert len(read) > 12
+    for name in sorted(read - by_value):
+        values = {"extraEnv": [{"name": name, "value": "1"}]}
+        if f"`{name}`" in explained:
+            assert environment(values) == values["extraEnv"]
+        else:
+            assert f"extraEnv has {name}" in refused(values)
 
 
 def test_the_verification_modes_are_the_product_s() -> None:
@@ -168,7 +188,10 @@ def test_every_rule_and_dashboard_is_in_the_release() -> None:
     documents = render({"prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}})
     files = sorted((ROOT / "deploy" / "prometheus" / "rules").glob("*.yaml"))
     expected = [group for path in files for group in yaml.safe_load(path.read_text())["groups"]]
-    assert one(documents, "PrometheusRule")["spec"]["groups"] == expected
+    example = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    interval = example["global"]["evaluation_interval"]
+    groups = one(documents, "PrometheusRule")["spec"]["groups"]
+    assert groups == [{**group, "interval": interval} for group in expected]
     assert expected
     boards = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
     carried: dict[str, str] = {}

@@ -128,6 +128,21 @@ def test_an_existing_secret_is_referred_to_and_none_is_made() -> None:
     assert test[0]["valueFrom"]["secretKeyRef"] == {"name": "theirs", "key": "a.key"}
 
 
+@pytest.mark.parametrize("key", [{"value": SECRETS[0]}, {"existingSecret": "theirs", "secretKey": "a.key"}])
+def test_a_scrape_sends_the_key_that_the_server_asks_for(key: dict[str, str]) -> None:
+    values = {"apiKey": key, "podMonitor": {"enabled": True}}
+    (opened,) = one(render(values), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert "authorization" not in opened
+    keyed = {**values, "metricsKey": True}
+    documents = render(keyed)
+    (endpoint,) = one(documents, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert one(documents, "ConfigMap", "-environment")["data"]["DSPARK_METRICS_KEY"] == "true"
+    reference = environment(documents)["DSPARK_API_KEY"]["valueFrom"]["secretKeyRef"]
+    assert endpoint["authorization"] == {"credentials": reference}
+    assert checksum(keyed) != checksum(values)
+    assert '/metrics --header "Authorization: Bearer $KEY"' in notes(keyed)
+
+
 def test_without_a_key_nothing_refers_to_one() -> None:
     documents = render()
     assert of_kind(documents, "Secret") == []

@@ -151,6 +151,7 @@ def test_a_misspelt_value_is_refused(path: str) -> None:
         ({"perHardware": {"rocm-gfx950": {"devices": ["kfd"]}}}, "devices/0"),
         ({"tolerations": [{"key": "a", "operator": "Is"}]}, "tolerations/0/operator"),
         ({"podMonitor": {"interval": "often"}}, "podMonitor/interval"),
+        ({"prometheusRule": {"interval": "often"}}, "prometheusRule/interval"),
     ],
 )
 def test_an_impossible_value_is_refused_with_the_key_named(values: dict[str, Any], named: str) -> None:
@@ -187,6 +188,10 @@ def test_every_hardware_has_the_same_keys() -> None:
         ({"extraArgs": ["--headless"]}, ("extraArgs", "--headless", "nodes")),
         ({"extraEnv": [{"name": "DSPARK_PORT", "value": "1"}]}, ("extraEnv", "DSPARK_PORT", "port")),
         ({"extraEnv": [{"name": "DSPARK_API_KEY", "value": "1"}]}, ("extraEnv", "DSPARK_API_KEY", "apiKey")),
+        ({"extraEnv": [{"name": "VLLM_API_KEY", "value": "1"}]}, ("extraEnv", "VLLM_API_KEY", "apiKey")),
+        ({"extraEnv": [{"name": "DSPARK_API_KEY_FILE", "value": "/k"}]}, ("extraEnv", "DSPARK_API_KEY_FILE", "apiKey")),
+        ({"extraEnv": [{"name": "DSPARK_PROFILE", "value": "x"}]}, ("extraEnv", "DSPARK_PROFILE", "set profile")),
+        ({"metricsKey": True}, ("metricsKey", "apiKey.existingSecret", "apiKey.value")),
         ({"extraEnv": [{"name": "HF_TOKEN", "value": "1"}]}, ("extraEnv", "HF_TOKEN", "hubToken")),
         ({"cache": {"existingClaim": "x"}}, ("cache.existingClaim", "cache.mode is perReplica")),
         ({"cache": {"mode": "none", "download": {"enabled": True}}}, ("cache.download.enabled", "cache.mode is none")),

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from serve.cli import app
+from serve.errors import ExitCode
 from serve.metrics import BIN_NAMES
 
 HERE = Path(__file__).parent
 PROMETHEUS = HERE.parents[2] / "deploy" / "prometheus"
+EXAMPLE = PROMETHEUS / "prometheus.yml"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yaml"))
 CASES = sorted(HERE.glob("*.yaml"))
 
@@ -38,8 +42,49 @@ def promtool(*arguments: str) -> None:
 
 @needs_promtool
 def test_the_example_configuration_and_its_rules_are_valid() -> None:
-    promtool("check", "config", str(PROMETHEUS / "prometheus.yml"))
+    promtool("check", "config", str(EXAMPLE))
     promtool("check", "rules", "--lint-fatal", *map(str, RULES))
+
+
+@needs_promtool
+def test_the_example_s_key_is_valid_once_it_is_no_comment_any_more(tmp_path: Path) -> None:
+    text, lines = re.subn(
+        r"^    # ( *)(authorization:|credentials_file:)", r"    \1\2", EXAMPLE.read_text(), flags=re.MULTILINE
+    )
+    assert lines == 2
+    config = yaml.safe_load(text)
+    key = tmp_path / "key"
+    key.write_text("a-key")
+    config["scrape_configs"][0]["authorization"]["credentials_file"] = str(key)
+    config["rule_files"] = [str(PROMETHEUS / "rules" / "*.yaml")]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    promtool("check", "config", str(tmp_path / "prometheus.yml"))
+
+
+def seconds(duration: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([sm])", duration).groups()  # type: ignore[union-attr]
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+def test_the_stall_alert_comes_before_the_server_ends_itself() -> None:
+    """The last token may be as old as a scrape is; the range's oldest sample is a scrape younger than the range."""
+    up = typer.main.get_command(app).commands["up"]  # type: ignore[attr-defined]
+    (ends_after,) = (parameter.default for parameter in up.params if parameter.name == "stall_seconds")
+    (rule,) = (rule for rule in rules("alert") if rule["alert"] == "DsparkEngineStalled")
+    (window,) = {seconds(found) for found in re.findall(r"\[(\w+)\]", rule["expr"])}
+    every = {name: seconds(value) for name, value in yaml.safe_load(EXAMPLE.read_text())["global"].items()}
+    assert window >= 2 * every["scrape_interval"]  # a rate needs two samples
+    assert window + every["evaluation_interval"] + seconds(rule["for"]) <= ends_after
+
+
+def test_the_runbook_and_the_alert_know_every_exit_code_of_a_server() -> None:
+    (rule,) = (rule for rule in rules("alert") if rule["alert"] == "DsparkEngineRestarting")
+    section = (PROMETHEUS / "RUNBOOK.md").read_text().split("## DsparkEngineRestarting")[1].split("\n## ")[0]
+    for code in set(ExitCode) - {ExitCode.OK}:
+        assert re.search(rf"\b{code:d}\b", rule["annotations"]["runbook"]), code
+        for part in ("**Look.**", "**Do.**"):
+            text = section.split(part)[1].split("**Do.**")[0]
+            assert re.search(rf"\b{code:d}\b", text), (part, code)
 
 
 @needs_promtool

@@ -199,6 +199,7 @@ DSPARK_PORT: {{ int .Values.port | quote }}
 DSPARK_VERIFICATION: {{ .Values.verification | quote }}
 DSPARK_DRAIN_SECONDS: {{ int .Values.drainSeconds | quote }}
 DSPARK_ACCESS_LOG: {{ .Values.accessLog | quote }}
+DSPARK_METRICS_KEY: {{ .Values.metricsKey | quote }}
 {{- end -}}
 
 {{- define "dspark-serve.podSecurity" -}}
