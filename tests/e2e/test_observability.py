@@ -70,8 +70,8 @@ class Prometheus:
 
 
 def shortened(rules: str) -> str:
-    """The rules with the stall's minute and every `for` a test's length. Longer ranges take what there is."""
-    rules = rules.replace("[1m]", f"[{STALL_RANGE}]")
+    """The rules with the range of the stall alert and every `for` a test's length. Longer ranges take what there is."""
+    rules = rules.replace("[30s]", f"[{STALL_RANGE}]")
     return re.sub(r"^( +for:) \w+$", r"\1 2s", rules, flags=re.MULTILINE)
 
 
