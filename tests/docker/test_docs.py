@@ -223,7 +223,6 @@ def test_compose_takes_the_file_of_one_s_own(tmp_path: Path) -> None:
     assert service["stop_grace_period"] == "2m45s"
 
 
-@pytest.mark.skipif(not (ROOT / "deploy").exists(), reason="deploy/ has no rules and dashboards yet")
 def test_what_compose_mounts_is_there() -> None:
     mounted = re.findall(r"^      - (\.\./\S+?):", COMPOSE, re.MULTILINE)
     assert len(mounted) == 3
