@@ -90,9 +90,9 @@ class Server:
         return found
 
     def decisions(self, kind: str) -> list[dict[str, Any]]:
-        """The trace's lines of one kind."""
-        lines = self.trace.read_text().splitlines() if self.trace.exists() else []
-        records = [json.loads(line) for line in lines]
+        """The trace's lines of one kind. The last line may still be being written: only whole ones count."""
+        whole, _, _ = self.trace.read_text().rpartition("\n") if self.trace.exists() else ("", "", "")
+        records = [json.loads(line) for line in whole.splitlines()]
         return [record for record in records if record["kind"] == kind]
 
     def descendants(self) -> list[psutil.Process]:
