@@ -166,7 +166,7 @@ def test_every_count_is_the_traces_own(churn: Churn) -> None:
                 which = min(int(np.float32(confidences[position]) * np.float32(BINS)), BINS - 1)
                 predictions[which] += 1
                 confirmed[which] += position < accepted
-    assert churn.scrape["dspark_proposed_draft_tokens_total", ""] == sums["proposed"].sum()
+    assert churn.by_position("proposed") == sums["proposed"].tolist()
     assert churn.by_position("verified") == sums["verified"].tolist()
     assert churn.by_position("accepted") == sums["accepted"].tolist()
     assert churn.by_position("expected_accepted") == pytest.approx(sums["expected_accepted"], rel=1e-5)
