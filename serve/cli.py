@@ -49,25 +49,37 @@ Calibrating = Annotated[
         help="Whether temperatures of the confidences are fitted: not at all, only reported, or used for the budget.",
     ),
 ]
+MONTH = 2_592_000.0
+"""Seconds. Longer bounds, or endless ones, are mistakes."""
+
 KeyFile = Annotated[
     Path | None, typer.Option(envvar="DSPARK_API_KEY_FILE", help="File of keys, one a line; clients send one of them.")
 ]
 MetricsKey = Annotated[bool, typer.Option(envvar="DSPARK_METRICS_KEY", help="Ask for a key on /metrics too.")]
-BodyMib = Annotated[int, typer.Option(envvar="DSPARK_MAX_BODY_MIB", min=1, help="Longest body of a request, in MiB.")]
+BodyMib = Annotated[
+    int, typer.Option(envvar="DSPARK_MAX_BODY_MIB", min=1, max=1_048_576, help="Longest body of a request, in MiB.")
+]
 Requests = Annotated[
     int, typer.Option(envvar="DSPARK_MAX_REQUESTS", min=1, help="Requests at once; one more gets 429 and Retry-After.")
 ]
 RequestSeconds = Annotated[
-    float, typer.Option(envvar="DSPARK_REQUEST_SECONDS", min=1, help="What one request may take, waiting included.")
+    float,
+    typer.Option(
+        envvar="DSPARK_REQUEST_SECONDS", min=1, max=MONTH, help="What one request may take, waiting included."
+    ),
 ]
 StallSeconds = Annotated[
     float,
     typer.Option(
-        envvar="DSPARK_STALL_SECONDS", min=5, help="An engine with requests and no step for so long has stalled."
+        envvar="DSPARK_STALL_SECONDS",
+        min=5,
+        max=MONTH,
+        help="An engine with requests and no step for so long has stalled.",
     ),
 ]
 DrainSeconds = Annotated[
-    float, typer.Option(envvar="DSPARK_DRAIN_SECONDS", min=0, help="What requests under way get to finish in.")
+    float,
+    typer.Option(envvar="DSPARK_DRAIN_SECONDS", min=0, max=MONTH, help="What requests under way get to finish in."),
 ]
 Headless = Annotated[
     bool, typer.Option("--headless", help="Run this node's ranks for the server of node 0, without an API.")

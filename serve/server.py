@@ -432,7 +432,8 @@ class Service:
             f"\ndspark-serve is ready: {model} at {url} ({self.settings.identity.verification.value} verification)\n\n"
             f"  curl {url}/v1/completions {key}-H 'Content-Type: application/json' \\\n"
             f"    -d {shlex.quote(body)}\n\n"
-            f"  metrics {url}/metrics   status {url}/dspark/\n",
+            + ("  DSPARK_API_KEY stands for one of the server's keys\n\n" if key else "")
+            + f"  metrics {url}/metrics   status {url}/dspark/\n",
             flush=True,
         )
 

@@ -103,6 +103,10 @@ def test_everything_that_is_wrong_is_named_at_once(tmp_path: Path) -> None:
         ("--verification", "sometimes", "adaptive"),
         ("--calibration", "maybe", "shadow"),
         ("--drain-seconds", "-1", "--drain-seconds"),
+        ("--drain-seconds", "inf", "--drain-seconds"),
+        ("--stall-seconds", "nan", "--stall-seconds"),
+        ("--request-seconds", "inf", "--request-seconds"),
+        ("--max-body-mib", "99999999999999999999", "--max-body-mib"),
         ("--prot", "1", "--prot"),
     ],
 )
