@@ -230,6 +230,8 @@ def survival_error(steps: list[tuple[dict[str, Any], dict[str, Any]]]) -> float:
 def test_the_log_and_the_status_say_it_too(churn: Churn) -> None:
     lines = [line for line in churn.server.log.read_text().splitlines() if "drafts per second" in line]
     assert len(lines) > 2
-    assert all("mean acceptance length" in line and "were expected" in line and "steps: " in line for line in lines)
+    assert all("mean acceptance length" in line and "steps: " in line for line in lines)
+    # The first may end before there is anything to compare an expectation with.
+    assert all("were expected" in line for line in lines[1:])
     assert churn.server.client.get("/dspark/status").json()["calibration"] == "on"
     assert json.dumps(churn.server.client.get("/dspark/status").json())
