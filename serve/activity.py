@@ -5,49 +5,11 @@ The same numbers from the same source as `/metrics` and `/dspark/status`. A serv
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from patches.telemetry.counters import PLANS, Snapshot
+from patches.telemetry.counters import PLANS
+from serve.totals import Totals
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Counters of all engines together, at one moment.
-
-    Attributes:
-        at: Seconds of a steady clock.
-        steps: Plan -> verification steps.
-        requests: Requests-and-steps.
-        proposed, verified, accepted: Drafts.
-        expected: Predicted survival of the verified drafts; None where nothing predicts.
-    """
-
-    at: float
-    steps: dict[str, int]
-    requests: int
-    proposed: int
-    verified: int
-    accepted: int
-    expected: float | None
-
-
-def summed(snapshots: Iterable[Snapshot], at: float) -> Sums:
-    """Add the engines up."""
-    engines = list(snapshots)
-    predictions = [sum(s.expected) for s in engines if s.expected is not None]
-    return Sums(
-        at=at,
-        steps={plan: sum(s.steps[plan] for s in engines) for plan in PLANS},
-        requests=sum(sum(s.acceptance_lengths) for s in engines),
-        proposed=sum(sum(s.proposed) for s in engines),
-        verified=sum(sum(s.verified) for s in engines),
-        accepted=sum(sum(s.accepted) for s in engines),
-        expected=sum(predictions) if predictions else None,
-    )
-
-
-def activity_line(before: Sums, after: Sums) -> str | None:
+def activity_line(before: Totals, after: Totals) -> str | None:
     """What happened between two moments, or None where nothing was verified, or the counters began anew."""
     steps = {plan: after.steps[plan] - before.steps[plan] for plan in PLANS}
     taken, requests, seconds = sum(steps.values()), after.requests - before.requests, after.at - before.at

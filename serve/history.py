@@ -6,7 +6,7 @@ from collections import deque
 from itertools import pairwise
 from typing import NamedTuple
 
-from serve.metrics import Totals
+from serve.totals import Totals, acceptance_length
 
 SPAN_SECONDS = 900.0
 """How far back it reaches."""
@@ -41,13 +41,8 @@ class History:
         return [
             {
                 "seconds_ago": round(now - after.totals.at, 1),
-                "acceptance_length": _acceptance_length(before.totals, after.totals),
+                "acceptance_length": acceptance_length(before.totals, after.totals),
                 "mode": after.mode,
             }
             for before, after in pairwise(self._notes)
         ]
-
-
-def _acceptance_length(before: Totals, after: Totals) -> float | None:
-    requests = after.requests - before.requests
-    return round(1 + (after.accepted - before.accepted) / requests, 4) if requests else None

@@ -29,6 +29,7 @@ from patches.telemetry.tally import BINS
 from serve.lifecycle import Lifecycle, State
 from serve.modes import ModeSwitch
 from serve.profile import Verification
+from serve.totals import Totals, acceptance_length
 
 logger = logging.getLogger("dspark-serve")
 
@@ -251,29 +252,6 @@ class Combined:
             yield from metrics
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Counters of all engines together, at one moment."""
-
-    at: float
-    requests: int
-    proposed: int
-    verified: int
-    accepted: int
-
-
-def totals(directory: Path, at: float) -> Totals:
-    """Sum the counters of every engine."""
-    snapshots = list(read_all(directory))
-    return Totals(
-        at=at,
-        requests=sum(sum(s.acceptance_lengths) for s in snapshots),
-        proposed=sum(sum(s.proposed) for s in snapshots),
-        verified=sum(sum(s.verified) for s in snapshots),
-        accepted=sum(sum(s.accepted) for s in snapshots),
-    )
-
-
 class RecentAcceptance:
     """Acceptance over the last minute, from totals that are noted every few seconds."""
 
@@ -292,7 +270,6 @@ class RecentAcceptance:
         if not self._noted:
             return {}
         first, last = self._noted[0], self._noted[-1]
-        requests = last.requests - first.requests
         verified, accepted = last.verified - first.verified, last.accepted - first.accepted
         return {
             "seconds": round(last.at - first.at, 1),
@@ -300,5 +277,5 @@ class RecentAcceptance:
             "verified": verified,
             "accepted": accepted,
             "accepted_per_verified": round(accepted / verified, 4) if verified else None,
-            "mean_acceptance_length": round(1 + accepted / requests, 4) if requests else None,
+            "mean_acceptance_length": acceptance_length(first, last),
         }

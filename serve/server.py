@@ -27,7 +27,7 @@ from prometheus_client import REGISTRY
 
 from patches.telemetry.counters import read_all
 from serve.access import Access
-from serve.activity import activity_line, summed
+from serve.activity import activity_line
 from serve.app import Gateway, build_own_app
 from serve.connection import BoundedConnection
 from serve.engine import (
@@ -44,11 +44,12 @@ from serve.exchange import CLOSE, RETRY, Ending, Exchanges
 from serve.history import EVERY_SECONDS, History
 from serve.lifecycle import Lifecycle, State
 from serve.limits import Limits
-from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector, totals
+from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector
 from serve.modes import ModeSwitch
 from serve.preflight.report import Report
 from serve.stall import Stall, StallWatch, engine_processes, stacks_of
 from serve.status import effective_configuration, patch_rows, verification_counts, version_facts
+from serve.totals import totals
 
 logger = logging.getLogger("dspark-serve")
 
@@ -267,20 +268,21 @@ class Service:
     async def _watch(self) -> None:
         """Notice an engine that died or stalled, note acceptance totals, and log what was verified."""
         rounds, counters = 0, self.settings.counter_directory
-        logged = summed((), asyncio.get_running_loop().time())
+        logged = totals((), asyncio.get_running_loop().time())
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = asyncio.get_running_loop().time()
             self._notice_death()
             await self._notice_stall(now)
-            if rounds % NOTE_EVERY == 0:
-                self.recent.note(totals(counters, now))
-            if rounds % HISTORY_EVERY == 0:
-                self.history.note(totals(counters, now), self.modes.current)
-            if rounds % LOG_EVERY == 0:
-                before, logged = logged, summed(read_all(counters), now)
-                if (line := activity_line(before, logged)) is not None:
-                    logger.info("%s", line)
+            if rounds % NOTE_EVERY == 0:  # the other periods are multiples of this one
+                noted = totals(read_all(counters), now)
+                self.recent.note(noted)
+                if rounds % HISTORY_EVERY == 0:
+                    self.history.note(noted, self.modes.current)
+                if rounds % LOG_EVERY == 0:
+                    before, logged = logged, noted
+                    if (line := activity_line(before, logged)) is not None:
+                        logger.info("%s", line)
             rounds += 1
 
     def _notice_death(self) -> None:

@@ -7,17 +7,21 @@ import numpy as np
 from patches.telemetry.counters import CounterWriter, read_all
 from patches.telemetry.tally import count_step
 from serve.history import EVERY_SECONDS, SPAN_SECONDS, History
-from serve.metrics import Totals
 from serve.status import verification_counts
+from serve.totals import Totals
+
+
+def at(seconds: float, **counted: int) -> Totals:
+    return Totals(at=seconds, steps={}, expected=None, **counted)
 
 
 def test_a_point_for_every_two_notes_with_its_mode() -> None:
     history = History()
     assert history.as_json(now=0.0) == []
-    history.note(Totals(at=0.0, requests=0, proposed=0, verified=0, accepted=0), "adaptive")
-    history.note(Totals(at=15.0, requests=10, proposed=50, verified=40, accepted=14), "adaptive")
-    history.note(Totals(at=30.0, requests=10, proposed=50, verified=40, accepted=14), "fixed")
-    history.note(Totals(at=45.5, requests=14, proposed=70, verified=60, accepted=30), None)
+    history.note(at(0.0, requests=0, proposed=0, verified=0, accepted=0), "adaptive")
+    history.note(at(15.0, requests=10, proposed=50, verified=40, accepted=14), "adaptive")
+    history.note(at(30.0, requests=10, proposed=50, verified=40, accepted=14), "fixed")
+    history.note(at(45.5, requests=14, proposed=70, verified=60, accepted=30), None)
     assert history.as_json(now=50.0) == [
         {"seconds_ago": 35.0, "acceptance_length": 2.4, "mode": "adaptive"},
         {"seconds_ago": 20.0, "acceptance_length": None, "mode": "fixed"},
@@ -28,7 +32,7 @@ def test_a_point_for_every_two_notes_with_its_mode() -> None:
 def test_it_holds_fifteen_minutes_and_no_more() -> None:
     history = History()
     for i in range(1000):
-        history.note(Totals(at=15.0 * i, requests=i, proposed=0, verified=0, accepted=i), "adaptive")
+        history.note(at(15.0 * i, requests=i, proposed=0, verified=0, accepted=i), "adaptive")
     points = history.as_json(now=15.0 * 999)
     assert len(points) == SPAN_SECONDS / EVERY_SECONDS == 60
     assert points[0]["seconds_ago"] == SPAN_SECONDS - EVERY_SECONDS

@@ -9,12 +9,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from patches.calibration.mode import CalibrationMode
 from patches.install import survey
-from patches.telemetry.counters import CounterWriter
+from patches.telemetry.counters import CounterWriter, read_all
 from patches.telemetry.tally import StepCounts, count_step
 from serve.lifecycle import Lifecycle
-from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, Totals, VerificationCollector, totals
+from serve.metrics import Combined, Identity, RecentAcceptance, ServerCollector, VerificationCollector
 from serve.modes import ModeSwitch
 from serve.profile import Verification
+from serve.totals import Totals, totals
 
 
 def scrape(*sources: object) -> dict[str, float]:
@@ -137,7 +138,7 @@ def test_the_last_minute_forgets_what_came_before() -> None:
     recent = RecentAcceptance(window_seconds=60)
     assert recent.summary() == {}
     for at in range(0, 200, 5):
-        recent.note(Totals(at=at, requests=at, proposed=5 * at, verified=4 * at, accepted=at))
+        recent.note(Totals(at=at, requests=at, proposed=5 * at, verified=4 * at, accepted=at, steps={}, expected=None))
     assert recent.summary() == {
         "seconds": 60,
         "proposed": 300,
@@ -150,7 +151,7 @@ def test_the_last_minute_forgets_what_came_before() -> None:
 
 def test_no_ratio_while_nothing_was_verified() -> None:
     recent = RecentAcceptance()
-    recent.note(Totals(0, 0, 0, 0, 0))
+    recent.note(Totals(0, 0, 0, 0, 0, {}, None))
     summary = recent.summary()
     assert summary["accepted_per_verified"] is None
     assert summary["mean_acceptance_length"] is None
@@ -159,4 +160,7 @@ def test_no_ratio_while_nothing_was_verified() -> None:
 def test_totals_sum_every_engine(tmp_path: Path) -> None:
     for engine in (0, 1):
         CounterWriter(tmp_path, engine, 3).add_step(step("full", (3, 3, engine + 1)))
-    assert totals(tmp_path, at=1.0) == Totals(at=1.0, requests=2, proposed=6, verified=6, accepted=3)
+    steps = {"full": 2, "trimmed": 0, "none": 0, "fixed": 0}
+    assert totals(read_all(tmp_path), at=1.0) == Totals(
+        at=1.0, requests=2, proposed=6, verified=6, accepted=3, steps=steps, expected=None
+    )
