@@ -8,8 +8,8 @@ compares what they admit where no two drafts tie.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,8 @@ if not ON_GPU:
 
 from vllm.distributed import parallel_state  # noqa: E402
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification as upstream  # noqa: E402
+
+from tests.bench.alternating import microseconds  # noqa: E402
 
 BATCHES = ((1, 7), (4, 7), (16, 7), (64, 7), (256, 7), (1024, 7), (1024, 16)) if ON_GPU else ((16, 7),)
 """(requests, drafts of each)"""
@@ -67,28 +69,9 @@ def device_us(call: Callable[[], object]) -> float | None:
     return round(spent / 50, 2)
 
 
-def microseconds(calls: dict[str, Callable[[], object]]) -> dict[str, dict[str, float | None]]:
-    for call in calls.values():
-        for _ in range(REPEATS // 10 + 1):
-            call()
-    synchronize()
-    wall: dict[str, list[float]] = {name: [] for name in calls}
-    enqueue: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(REPEATS):
-        for name, call in calls.items():
-            started = time.perf_counter()
-            call()
-            enqueue[name].append(time.perf_counter() - started)
-            synchronize()
-            wall[name].append(time.perf_counter() - started)
-    return {
-        name: {
-            "wall_us": round(1e6 * float(np.median(wall[name])), 1),
-            "enqueue_us": round(1e6 * float(np.median(enqueue[name])), 1),
-            "device_us": device_us(call),
-        }
-        for name, call in calls.items()
-    }
+def costs(calls: dict[str, Callable[[], object]]) -> dict[str, dict[str, float | None]]:
+    timed = microseconds(calls, REPEATS, synchronize)
+    return {name: {**timed[name], "device_us": device_us(call)} for name, call in calls.items()}
 
 
 def compare(requests: int, steps: int, plain_ranking: Callable[..., None]) -> dict[str, Any]:
@@ -99,12 +82,8 @@ def compare(requests: int, steps: int, plain_ranking: Callable[..., None]) -> di
     tokens = dict.fromkeys(ids, steps + 1)
     drafts = dict.fromkeys(ids, steps)
     ours.get_num_tokens(tokens, {i: [7] * steps for i in ids})
-    binding = ours.plan.__class__(
-        budget, **{f: getattr(ours.plan, f) for f in ("eligible", "scheduled", "row", "batch")}
-    )
-    unbound = binding.__class__(
-        requests * steps, **{f: getattr(ours.plan, f) for f in ("eligible", "scheduled", "row", "batch")}
-    )
+    binding = replace(ours.plan, budget=budget)
+    unbound = replace(ours.plan, budget=requests * steps)
 
     def reallocate_theirs(chosen: int) -> Any:
         theirs._batch_budget = (drafts, dict.fromkeys(ids, 1), chosen)
@@ -120,7 +99,7 @@ def compare(requests: int, steps: int, plain_ranking: Callable[..., None]) -> di
     batch = binding.in_order(ids)
     return {
         "equal": equal,
-        "costs": microseconds(
+        "costs": costs(
             {
                 "ranking, upstream": lambda: plain_ranking(theirs._confidence_probs, slots, capacities, budget, steps),
                 "ranking and boundaries, one kernel": lambda: ours._ranking.allot(batch, budget=budget, bonus_tokens=1),

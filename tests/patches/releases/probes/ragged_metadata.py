@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import sys
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +35,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 from vllm.v1.attention.backends.mla import indexer  # noqa: E402
 from vllm.v1.kv_cache_interface import MLAAttentionSpec  # noqa: E402
 
+from tests.bench.alternating import microseconds  # noqa: E402
 from tests.patches.flattened_reference import Batch, differences, random_batch  # noqa: E402
 
 MULTIPROCESSORS = 4
@@ -164,26 +164,6 @@ def replayed_steps(seed: int, count: int) -> dict[str, Any]:
     return {"wrong": len(wrong), "first": wrong[:1]}
 
 
-def microseconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, dict[str, float]]:
-    """Median time of each call until the device is done, and until the host may go on; the calls take turns."""
-    synchronize = torch.cuda.synchronize if DEVICE.type == "cuda" else lambda: None
-    for call in calls.values():
-        for _ in range(repeats // 10 + 1):
-            call()
-    synchronize()
-    wall: dict[str, list[float]] = {name: [] for name in calls}
-    enqueue: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            started = time.perf_counter()
-            call()
-            enqueue[name].append(time.perf_counter() - started)
-            synchronize()
-            wall[name].append(time.perf_counter() - started)
-    median = {name: (np.median(wall[name]), np.median(enqueue[name])) for name in calls}
-    return {n: {"wall_us": round(1e6 * w, 1), "enqueue_us": round(1e6 * e, 1)} for n, (w, e) in median.items()}
-
-
 def timings(requests: int, tokens: int, pages: int) -> dict[str, dict[str, float]]:
     """Preparing decode rows, even and ragged, by upstream's code and by the patch's."""
     ours = indexer.DeepseekV32IndexerMetadataBuilder._prepare_decode_tensors
@@ -211,7 +191,8 @@ def timings(requests: int, tokens: int, pages: int) -> dict[str, dict[str, float
         other = make_builder(tokens - 1, adaptive=shape == "ragged", pages=pages, max_rows=8192)
         calls[f"{shape}, upstream"] = lambda other=other, step=step: upstream(other, **step)
         calls[f"{shape}, one kernel"] = lambda adaptive=adaptive, step=step: adaptive._prepare_decode_tensors(**step)
-    return microseconds(calls, 400 if DEVICE.type == "cuda" else 3)
+    on_gpu = DEVICE.type == "cuda"
+    return microseconds(calls, 400 if on_gpu else 3, torch.cuda.synchronize if on_gpu else lambda: None)
 
 
 logging.disable(logging.INFO)
