@@ -24,15 +24,20 @@ MODULES = (
     "textwrap.py",
     "zipfile.py",
 )
+LINES = 6
 
 
-def python_prompts(lines: int = 6) -> list[str]:
-    """One prompt a module: the first lines of its longest function."""
-    return [_beginning(Path(sysconfig.get_path("stdlib")) / module, lines) for module in MODULES]
-
-
-def _beginning(path: Path, lines: int) -> str:
+def _beginning(path: Path) -> str:
     source = path.read_text()
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     longest = max(functions, key=lambda node: (node.end_lineno or 0) - node.lineno)
-    return "\n".join(source.splitlines()[longest.lineno - 1 : longest.lineno - 1 + lines]) + "\n"
+    return "\n".join(source.splitlines()[longest.lineno - 1 : longest.lineno - 1 + LINES]) + "\n"
+
+
+# Read at import, by one thread: Python 3.11 cannot build two syntax trees at once.
+_PROMPTS = tuple(_beginning(Path(sysconfig.get_path("stdlib")) / module) for module in MODULES)
+
+
+def python_prompts() -> list[str]:
+    """One prompt a module: the first lines of its longest function."""
+    return list(_PROMPTS)
