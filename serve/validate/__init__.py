@@ -1,0 +1,1 @@
+"""`dspark-serve validate` and `bench`: does adaptive verification keep accuracy, and where does it win?"""
