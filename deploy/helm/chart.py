@@ -1,7 +1,8 @@
 """`make chart`: what the chart carries of the rest of the repository, since Helm packs no file from outside of it.
 
 `files/rules` and `files/dashboards` are copies, `files/profiles.yaml` tells the chart what each bundled profile needs,
-and the table of values in the chart's README is made from the comments in values.yaml.
+`files/refused_arguments.json` what may not stand in extraArgs, and the table of values in the chart's README is made
+from the comments in values.yaml.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from serve.preflight import installed_names
+from serve.preflight.checks.software import DECIDED_HERE
 from serve.profile import bundled_names, load
 
 DEPLOY = Path(__file__).parents[1]
@@ -22,14 +25,28 @@ COPIES = {
     "rules": (DEPLOY / "prometheus" / "rules", "*.yaml"),
     "dashboards": (DEPLOY / "grafana" / "dashboards", "*.json"),
 }
+DECIDING = {
+    **{"host": "host", "port": "port", "uds": "port", "api_key": "apiKey"},
+    **dict.fromkeys(("uvicorn_log_level", "disable_uvicorn_access_log"), "accessLog"),
+    "disable_access_log_for_endpoints": "accessLog",
+    **dict.fromkeys(("headless", "nnodes", "node_rank", "master_addr"), "nodes"),
+}
+"""Arguments of vLLM that a value of the chart decides."""
+REFUSED = {
+    **DECIDED_HERE,
+    "config": "spell its arguments out in customProfile",
+    "worker_extension_cls": "its one place is taken by the server's own",
+}
+"""Arguments that the server refuses wherever they stand, and what to do instead."""
 START, END = "<!-- values -->", "<!-- /values -->"
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 HARDWARE = "cuda-hopper"
 """The entry of perHardware whose comments stand for all."""
 
 
 def chart_files() -> dict[Path, str]:
     """Every generated file of the chart, by its path within the chart."""
-    files = {Path("files/profiles.yaml"): profiles()}
+    files = {Path("files/profiles.yaml"): profiles(), Path("files/refused_arguments.json"): refused_arguments()}
     for folder, (origin, pattern) in COPIES.items():
         for path in sorted(origin.glob(pattern)):
             files[Path("files") / folder / path.name] = path.read_text()
@@ -47,8 +64,25 @@ def profiles() -> str:
         draft = profile.speculative_config
         if "model" in draft:
             models.append({"repository": draft["model"], "revision": draft.get("revision", "")})
-        facts[profile.name] = {"hardware": profile.hardware, "gpus": profile.gpus, "models": models}
+        sizes = {name: profile.engine_args[name] for name in PARALLEL_SIZES if name in profile.engine_args}
+        facts[profile.name] = {
+            "hardware": profile.hardware,
+            "gpus": profile.gpus,
+            "models": models,
+            "engine_args": sizes,
+        }
     return "# Written by `make chart`.\n" + yaml.safe_dump(facts)
+
+
+def refused_arguments() -> str:
+    """Why a word may not stand in extraArgs, by its name and by every short one that this vLLM has for it."""
+    reasons = {name: f"which the server refuses ({instead})" for name, instead in REFUSED.items()}
+    reasons |= {name: f"which {value} decides" for name, value in DECIDING.items()}
+    names = installed_names()
+    for alias, name in (names.aliases if names else {}).items():
+        if name in reasons and not alias.startswith("--"):
+            reasons[alias.lstrip("-")] = reasons[name]
+    return json.dumps(reasons, indent=1, sort_keys=True) + "\n"
 
 
 def values_table() -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,14 @@ from helm import CHART, HARDWARE, ROOT, default_values, of_kind, one, pods, refu
 from patches import hardware as hardware_names
 from serve import server
 from serve.app import OWN_PATHS
+from serve.arguments import split_words
 from serve.cli import app
+from serve.errors import InputError
 from serve.keys import KEY_VARIABLES
 from serve.overrides import override
 from serve.preflight import installed_names
 from serve.preflight.checks import TABLE
+from serve.preflight.checks.software import DECIDED_HERE
 from serve.preflight.plan import Plan, plan
 from serve.profile import Verification, load
 
@@ -102,6 +107,27 @@ def test_overrides_and_further_arguments_reach_the_engine() -> None:
     assert options["skip"] == ["memory"]
 
 
+def test_what_may_not_stand_in_extra_args_is_what_the_server_refuses() -> None:
+    """Or what the chart says itself to the nodes of a group."""
+    carried = json.loads((CHART / "files" / "refused_arguments.json").read_text())
+    assert carried.keys() >= DECIDED_HERE.keys() | {"api_key", "worker_extension_cls", "config"}
+    names = installed_names()
+    assert names is not None
+    started = plan(load("tiny-cpu"), Verification.ADAPTIVE, names=names, environment={})
+    checks = [check for check in TABLE if check.id in ("server-options", "visible-keys", "worker-extension")]
+    assert len(checks) == 3
+    for word in carried:
+        name = names.aliases.get(f"-{word}", word)
+        option = f"--{word.replace('_', '-')}"
+        assert f"extraArgs has {option}, " in refused({"extraArgs": [f"{option}=1"]})
+        given = replace(started, arguments={**started.arguments, name: "1"})
+        if name == "config":
+            with pytest.raises(InputError, match="--config"):
+                split_words(["--config", "1"])
+        elif name not in ("nnodes", "node_rank", "master_addr"):
+            assert [check.id for check in checks if check.run(None, given)], name  # type: ignore[arg-type]
+
+
 def test_a_custom_profile_arrives_as_it_was_given(tmp_path: Path) -> None:
     profile = load("tiny-cpu").model_dump(exclude_none=True)
     documents = render({"customProfile": profile})
@@ -154,8 +180,6 @@ def test_every_variable_of_a_server_is_a_value_or_left_to_extra_env_in_writing()
 
 
 def test_the_verification_modes_are_the_product_s() -> None:
-    import json
-
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["properties"]["verification"]["enum"] == [mode.value for mode in Verification]
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from helm import CHART, HARDWARE, HelmError, default_values, placed, refused, render
+from helm import CHART, HARDWARE, HelmError, default_values, placed, pods, refused, render
 from switches import PROFILE
 
 from serve.profile import Profile
@@ -179,13 +179,61 @@ def test_every_hardware_has_the_same_keys() -> None:
         ({"hardware": "cuda-hopper", "customProfile": PROFILE}, ("hardware", "customProfile", "cpu")),
         ({"hardware": "cuda-hopper", "nodes": 3}, ("nodes is 3", "4 GPUs", "gpusPerNode")),
         ({"gpusPerNode": 1}, ("gpusPerNode", "perHardware.cpu.resourceName")),
+        ({"hardware": "cuda-hopper", "gpusPerNode": 2}, ("gpusPerNode is 2 and nodes 1", "parallel sizes", "need 4")),
+        ({"hardware": "cuda-hopper", "nodes": 2, "gpusPerNode": 4}, ("gpusPerNode is 4 and nodes 2", "need 4")),
+        (
+            {"hardware": "cuda-hopper", "gpusPerNode": 4, "overrides": ["tensor_parallel_size=4"]},
+            ("gpusPerNode is 4", "overrides", "need 8"),
+        ),
+        ({"hardware": "cuda-hopper", "extraArgs": ["-dp", "1"]}, ("the profile has 4 GPUs", "extraArgs", "need 2")),
         ({"image": {"tag": "x", "digest": f"sha256:{'a' * 64}"}}, ("image.tag", "image.digest")),
         ({"apiKey": {"value": "x", "existingSecret": "y"}}, ("apiKey.value", "apiKey.existingSecret")),
         ({"hubToken": {"value": "x", "existingSecret": "y"}}, ("hubToken.value", "hubToken.existingSecret")),
         ({"extraArgs": ["--api-key", "x"]}, ("extraArgs", "--api-key", "apiKey")),
-        ({"extraArgs": ["--api_key=x"]}, ("extraArgs", "--api-key", "apiKey")),
+        ({"extraArgs": ["--api_key=x"]}, ("extraArgs", "--api_key", "apiKey")),
         ({"extraArgs": ["--nnodes=2"]}, ("extraArgs", "--nnodes", "nodes")),
         ({"extraArgs": ["--headless"]}, ("extraArgs", "--headless", "nodes")),
+        ({"extraArgs": ["-r", "1"]}, ("extraArgs", "-r", "nodes")),
+        ({"extraArgs": ["--port", "1"]}, ("extraArgs", "--port", "port decides")),
+        ({"extraArgs": ["--host=::"]}, ("extraArgs", "--host", "host decides")),
+        ({"extraArgs": ["--ssl-keyfile", "k"]}, ("extraArgs", "--ssl-keyfile", "end TLS in front of the server")),
+        ({"overrides": ["engine_args.port=1"]}, ("overrides", "port", "port decides")),
+        ({"host": "127.0.0.1"}, ("host is 127.0.0.1", "service.port")),
+        ({"host": "::1"}, ("host is ::1", "service.port")),
+        ({"apiKey": {"value": " "}}, ("apiKey.value is blank", "apiKey.existingSecret")),
+        ({"hubToken": {"value": "\t"}}, ("hubToken.value is blank", "hubToken.existingSecret")),
+        *(
+            ({"extraMounts": [{"name": "x", "mountPath": path, "hostPath": {"path": "/a"}}]}, ("extraMounts", owner))
+            for path, owner in (
+                ("/cache", "cache:"),
+                ("/tmp/", "tmp"),
+                ("/dev/shm", "sharedMemory"),
+                ("/", "the image"),
+            )
+        ),
+        (
+            {
+                "customProfile": PROFILE,
+                "extraMounts": [{"name": "x", "mountPath": "/etc/dspark-serve", "hostPath": {"path": "/a"}}],
+            },
+            ("extraMounts", "customProfile"),
+        ),
+        (
+            {
+                "perHardware": {"cpu": {"devices": ["/dev/x"]}},
+                "extraMounts": [{"name": "x", "mountPath": "/dev/x", "hostPath": {"path": "/a"}}],
+            },
+            ("extraMounts", "perHardware.cpu.devices"),
+        ),
+        (
+            {"extraMounts": [{"name": "x", "mountPath": path, "hostPath": {"path": "/a"}} for path in ("/a", "/b")]},
+            ("extraMounts", "the name x twice"),
+        ),
+        (
+            {"extraMounts": [{"name": name, "mountPath": "/a", "hostPath": {"path": "/a"}} for name in ("x", "y")]},
+            ("extraMounts has y at /a", "extraMounts' x"),
+        ),
+        ({"extraEnv": [{"name": "A", "value": value} for value in "ab"]}, ("extraEnv", "A twice")),
         ({"extraEnv": [{"name": "DSPARK_PORT", "value": "1"}]}, ("extraEnv", "DSPARK_PORT", "port")),
         ({"extraEnv": [{"name": "DSPARK_API_KEY", "value": "1"}]}, ("extraEnv", "DSPARK_API_KEY", "apiKey")),
         ({"extraEnv": [{"name": "VLLM_API_KEY", "value": "1"}]}, ("extraEnv", "VLLM_API_KEY", "apiKey")),
@@ -225,6 +273,26 @@ def test_values_that_contradict_each_other_are_refused_with_both_named(
 ) -> None:
     answer = refused(values)
     assert [word for word in named if word not in answer] == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"gpusPerNode": 8, "overrides": ["engine_args.data_parallel_size=4"]},
+        {"gpusPerNode": 8, "extraArgs": ["--tensor-parallel-size=4", "--seed", "7"]},
+        {"gpusPerNode": 4, "nodes": 2, "overrides": ["data_parallel_size=1"], "extraArgs": ["-tp", "4", "-pp", "2"]},
+        {"gpusPerNode": 2, "extraArgs": ["--data-parallel-size-local", "1"]},  # more than this can tell
+    ],
+)
+def test_gpus_that_the_parallel_sizes_need_are_given(values: dict[str, Any]) -> None:
+    documents = render({"hardware": "cuda-hopper", **values})
+    (container,) = pods(documents)["server"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == values["gpusPerNode"]
+
+
+def test_what_only_resembles_a_contradiction_is_rendered() -> None:
+    mounts = [{"name": name, "mountPath": f"/cache/{name}", "hostPath": {"path": "/a"}} for name in ("x", "y")]
+    render({"extraMounts": mounts, "extraArgs": ["--served-model-name", "port"], "host": "::"})
 
 
 def test_every_contradiction_is_named_at_once() -> None:

@@ -20,12 +20,13 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What the chart knows of the profile: hardware, gpus and models (files/profiles.yaml has the bundled ones). */}}
+{{/* What the chart knows of the profile: hardware, gpus, models and parallel sizes (files/profiles.yaml has the bundled ones). */}}
 {{- define "dspark-serve.profileFacts" -}}
 {{- if .Values.customProfile -}}
 {{- $custom := .Values.customProfile -}}
 hardware: {{ $custom.hardware }}
 gpus: {{ $custom.gpus | default 0 }}
+engine_args: {{ $custom.engine_args | default dict | toJson }}
 models:
   - repository: {{ $custom.model }}
     revision: {{ $custom.revision | default "" | quote }}
@@ -35,6 +36,22 @@ models:
   {{- end }}
 {{- else -}}
 {{- index (.Files.Get "files/profiles.yaml" | fromYaml) (include "dspark-serve.profileName" .) | toYaml -}}
+{{- end -}}
+{{- end -}}
+
+{{/* GPUs that the ranks need together: the profile's parallel sizes, as overrides and extraArgs change them. Nothing where
+that is more than a product of three numbers. */}}
+{{- define "dspark-serve.ranks" -}}
+{{- $words := concat .Values.overrides .Values.extraArgs | join " " -}}
+{{- if not (regexMatch "(data[-_]parallel[-_]size[-_]local|-dpl)[ =]" $words) -}}
+{{- $sizes := dict -}}
+{{- range $name, $size := (include "dspark-serve.profileFacts" . | fromYaml).engine_args -}}
+{{- if regexMatch "^(tensor|pipeline|data)_parallel_size$" $name }}{{ $_ := set $sizes (trunc 1 $name) (int $size) }}{{ end -}}
+{{- end -}}
+{{- range regexFindAll "(^| )((--|engine_args.)?(tensor|pipeline|data)[-_]parallel[-_]size|-(tp|pp|dp))[ =][0-9]+" $words -1 -}}
+{{- $_ := set $sizes (regexFind "[tpd]" (replace "engine_args." "" .)) (regexFind "[0-9]+$" . | int) -}}
+{{- end -}}
+{{- mul (get $sizes "t" | default 1) (get $sizes "p" | default 1) (get $sizes "d" | default 1) -}}
 {{- end -}}
 {{- end -}}
 
