@@ -34,6 +34,7 @@ class Plan:
         headless: Whether this node would have no API.
         nodes: Nodes that the ranks are spread over.
         node_rank: Which of them this is.
+        local_engines: Data-parallel ranks that this node is told to run; None where they are spread evenly.
     """
 
     profile: Profile
@@ -53,6 +54,7 @@ class Plan:
     headless: bool
     nodes: int
     node_rank: int
+    local_engines: int | None
     max_num_seqs: int | None
     max_model_len: int | None
     max_cudagraph_capture_size: int | None
@@ -67,8 +69,11 @@ class Plan:
         """GPUs that the engine's ranks need on this node; none on a CPU."""
         if self.profile.hardware == "cpu":
             return 0
-        ranks = self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
-        return -(-ranks // self.nodes)
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        if self.local_engines is None:
+            return -(-ranks * self.data_parallel_size // self.nodes)
+        nodes_an_engine = max(self.nodes * self.local_engines // self.data_parallel_size, 1)
+        return self.local_engines * -(-ranks // nodes_an_engine)
 
     @property
     def mono_decode(self) -> bool:
@@ -127,6 +132,7 @@ def plan(
         headless=headless,
         nodes=read.count(arguments, "nnodes") or 1,
         node_rank=read.count(arguments, "node_rank", least=0) or 0,
+        local_engines=_local_engines(read, arguments),
         max_num_seqs=read.count(arguments, "max_num_seqs"),
         max_model_len=read.count(arguments, "max_model_len", least=-1),
         max_cudagraph_capture_size=largest,
@@ -138,6 +144,13 @@ def plan(
     )
     read.finish(profile.name)
     return result
+
+
+def _local_engines(read: _Reader, arguments: Mapping[str, Any]) -> int | None:
+    """As in `EngineArgs.create_engine_config`: a rank whose requests are spread from outside is alone on its node."""
+    if arguments.get("data_parallel_external_lb") is True or arguments.get("data_parallel_rank") is not None:
+        return 1
+    return read.count(arguments, "data_parallel_size_local", least=0)
 
 
 class _Reader:

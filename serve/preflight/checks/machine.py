@@ -34,10 +34,13 @@ def _gpu_count(facts: Facts, plan: Plan) -> Finding:
     have = len(facts.machine.gpus)
     if have >= plan.gpus:
         return None
-    product = f"{plan.tensor_parallel_size} x {plan.pipeline_parallel_size} x {plan.data_parallel_size}"
+    here = plan.local_engines is not None
+    engines = plan.local_engines if here else plan.data_parallel_size
+    product = f"{plan.tensor_parallel_size} x {plan.pipeline_parallel_size} x {engines}"
     nodes = f", over {plan.nodes} nodes" if plan.nodes > 1 else ""
     return Problem(
-        f"{plan.gpus} GPUs are needed (tensor x pipeline x data parallel = {product}{nodes}) and {have} are visible"
+        f"{plan.gpus} GPUs are needed (tensor x pipeline x data parallel{' here' if here else ''} = {product}{nodes})"
+        f" and {have} are visible"
     )
 
 

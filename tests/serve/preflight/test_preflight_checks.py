@@ -359,6 +359,30 @@ def test_a_plan_names_every_wrong_value_once_and_at_once() -> None:
     assert str(refused.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        (["--data-parallel-size-local", "1"], 2),
+        (["-dpl", "2"], 4),
+        (["--data-parallel-size", "8", "--data-parallel-size-local", "3"], 6),
+        (["--data-parallel-size-local", "0"], 0),  # an API without an engine
+        (["--data-parallel-rank", "1"], 2),
+        (["--data-parallel-external-lb", "--nnodes", "2"], 2),
+        (["--nnodes", "4", "--data-parallel-size-local", "1"], 1),  # two nodes an engine
+        (["--nnodes", "2", "--data-parallel-size", "4", "--data-parallel-size-local", "2"], 4),
+    ],
+)
+def test_a_node_that_is_told_how_many_engines_it_runs_needs_gpus_for_those(words: list[str], gpus: int) -> None:
+    planned = made_up_plan(V4, extra=words)
+    assert (planned.tensor_parallel_size, planned.gpus) == (2, gpus)
+
+
+def test_too_few_gpus_for_the_engines_of_this_node_are_told() -> None:
+    planned = made_up_plan(V4, extra=["--data-parallel-size", "8", "--data-parallel-size-local", "3"])
+    said = failed(judge(planned, made_up_facts(planned)))["gpu-count"]
+    assert "6 GPUs are needed (tensor x pipeline x data parallel here = 2 x 1 x 3) and 4 are visible" in str(said)
+
+
 @pytest.mark.parametrize(("rank", "headless"), [("0", False), ("1", True)])
 def test_a_node_needs_only_its_own_share_of_the_gpus(rank: str, headless: bool) -> None:
     planned = made_up_plan(V4, extra=["--nnodes", "2", "--node-rank", rank], headless=headless)
