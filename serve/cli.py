@@ -249,13 +249,15 @@ def serve_profile(
     """Run the server for a profile on a bound socket, then end the process with its exit code."""
     from patches.calibration.mode import VARIABLE as CALIBRATION_VARIABLE
     from patches.telemetry.counters import DIRECTORY_VARIABLE
+    from patches.telemetry.trace import FILE_VARIABLE
     from serve.metrics import Identity
-    from serve.server import Settings, make_counter_directory, run
+    from serve.server import Settings, check_trace_file, make_counter_directory, run
 
     patches = report.patches
     if patches.refused:
         refused = patches.refused[0]
         raise InputError(f"the patch {refused.patch.id} is refused, and nothing is served without it: {refused.reason}")
+    check_trace_file(os.environ.get(FILE_VARIABLE))
     counters = make_counter_directory(os.environ.get(DIRECTORY_VARIABLE))
     os.environ[DIRECTORY_VARIABLE] = str(counters)
     os.environ[CALIBRATION_VARIABLE] = calibration.value

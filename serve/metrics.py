@@ -59,14 +59,15 @@ class ServerCollector(Collector):
         for each in State:
             state.add_metric([each.value], float(each is self._lifecycle.state))
         yield state
-        mode = GaugeMetricFamily(
-            "dspark_mode",
-            "1 for the verification mode in force on every engine, and for none while they differ.",
-            labels=["mode"],
-        )
-        for verification in Verification:
-            mode.add_metric([verification.value], float(verification.value == self._modes.current))
-        yield mode
+        if self._modes.told:
+            mode = GaugeMetricFamily(
+                "dspark_mode",
+                "1 for the verification mode in force on every engine, and for none while they differ.",
+                labels=["mode"],
+            )
+            for verification in Verification:
+                mode.add_metric([verification.value], float(verification.value == self._modes.current))
+            yield mode
         configured = GaugeMetricFamily(
             "dspark_configured_mode", "1 for the verification mode that the server was started with.", labels=["mode"]
         )

@@ -33,12 +33,19 @@ class ModeSwitch:
 
     Attributes:
         configured: What the server was started with.
+        told: Whether this server is told what the engines do. A headless node's ranks answer to another server.
     """
 
     def __init__(
-        self, lifecycle: Lifecycle, configured: Verification, confirm_seconds: float = CONFIRM_SECONDS
+        self,
+        lifecycle: Lifecycle,
+        configured: Verification,
+        confirm_seconds: float = CONFIRM_SECONDS,
+        *,
+        told: bool = True,
     ) -> None:
         self.configured = configured
+        self.told = told
         self._lifecycle = lifecycle
         self._confirm_seconds = confirm_seconds
         self._client: Any = None
@@ -63,7 +70,9 @@ class ModeSwitch:
 
     @property
     def current(self) -> str | None:
-        """What every engine does; None where they differ, or one has not confirmed what it was told."""
+        """What every engine does; None where they differ, one has not confirmed what it was told, or nobody tells."""
+        if not self.told:
+            return None
         return agreed(list(self._engines.values())) if self._engines else self.configured.value
 
     @property
@@ -71,7 +80,7 @@ class ModeSwitch:
         """Why the mode cannot be switched, or None where it can."""
         if self._lifecycle.state is not State.READY:
             return f"the server is {self._lifecycle.state.value}: the mode is switched while it is ready"
-        if self._client is None:
+        if not self.told:
             return "this node runs ranks of an engine that another node serves: switch the mode there"
         if not self._started_adaptive and self.configured is Verification.ADAPTIVE:
             return f"adaptive verification was asked for and the engine does {self.current}: its log says why"

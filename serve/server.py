@@ -129,6 +129,24 @@ def make_counter_directory(base: str | None) -> Path:
         ) from error
 
 
+def check_trace_file(path: str | None) -> None:
+    """Refuse a trace that could not be written: the workers, which write it, could only log that.
+
+    Raises:
+        InputError: the file cannot be opened for writing.
+    """
+    if not path:
+        return
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"no trace can be written to {path}: {error.strerror}; set DSPARK_TRACE_FILE to a file in a folder that "
+            "exists and can be written, or unset it"
+        ) from error
+
+
 class Server(uvicorn.Server):
     """uvicorn's server without its signal handlers: ours are in force from before it starts until after it ends."""
 
@@ -151,7 +169,7 @@ class Service:
         self.engine: Engine | HeadlessEngine | None = None
         self.recent = RecentAcceptance()
         self.history = History()
-        self.modes = ModeSwitch(self.lifecycle, settings.identity.verification)
+        self.modes = ModeSwitch(self.lifecycle, settings.identity.verification, told=not settings.headless)
         metrics = Combined(
             REGISTRY,
             ServerCollector(self.lifecycle, settings.identity, self.modes),

@@ -24,7 +24,7 @@ def start() -> None:
     """Begin the trace in this process, if one was asked for."""
     global _file
     path = os.environ.get(FILE_VARIABLE)
-    if path is None or _file is not None:
+    if not path or _file is not None:
         return
     try:
         # Open for as long as the process lives.

@@ -28,6 +28,11 @@ def test_a_headless_node_has_probes_and_no_api_and_ends_with_its_ranks(tmp_path:
         refused = worker.client.get("/v1/models")
         assert refused.status_code == 503
         assert "another node" in refused.json()["error"]["message"]
+        said = worker.client.get("/dspark/mode").json()
+        assert (said["mode"], said["configured"], said["engines"]) == (None, "adaptive", [])
+        assert "switch the mode there" in said["reason"]
+        assert "\ndspark_mode{" not in metrics(worker), "node 0 may switch it, and does not tell"
+        assert "\ndspark_configured_mode{" in metrics(worker)
         ranks = next(p for p in worker.descendants()[1:] if "vllm.entrypoints.cli.main" in p.cmdline())
         ranks.send_signal(signal.SIGKILL)
         assert worker.process.wait(30) == 3

@@ -187,5 +187,12 @@ def test_an_unwritable_counter_directory_is_named() -> None:
     assert "DSPARK_TELEMETRY_DIR" in complaint("up", "tiny-cpu", "--port", "18999", DSPARK_TELEMETRY_DIR="/proc/nope")
 
 
+@pytest.mark.parametrize("path", ["/nowhere/trace.jsonl", "/"])
+def test_a_trace_that_cannot_be_written_is_named(path: str) -> None:
+    said = complaint("up", "tiny-cpu", "--port", "18999", DSPARK_TRACE_FILE=path)
+    assert f"no trace can be written to {path}: " in said
+    assert "DSPARK_TRACE_FILE" in said
+
+
 def test_an_unknown_command_is_refused() -> None:
     assert "serv" in complaint("serv")

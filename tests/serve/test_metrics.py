@@ -134,6 +134,18 @@ def test_the_server_says_what_it_is(verification: Verification) -> None:
     assert any(name.startswith("dspark_build_info{hardware=cpu,") for name in samples)
 
 
+def test_a_headless_node_tells_no_mode_that_another_may_have_switched() -> None:
+    life = Lifecycle()
+    life.ready()
+    modes = ModeSwitch(life, Verification.ADAPTIVE, told=False)
+    samples = scrape(ServerCollector(life, identity(Verification.ADAPTIVE), modes))
+    assert not [name for name in samples if name.startswith("dspark_mode")]
+    assert samples["dspark_configured_mode{mode=adaptive}"] == 1
+    said = modes.as_json()
+    assert (said["mode"], said["configured"], said["switchable"], said["engines"]) == (None, "adaptive", False, [])
+    assert said["reason"] == "this node runs ranks of an engine that another node serves: switch the mode there"
+
+
 def test_the_last_minute_forgets_what_came_before() -> None:
     recent = RecentAcceptance(window_seconds=60)
     assert recent.summary() == {}
