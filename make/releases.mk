@@ -10,4 +10,4 @@ lock: setup-test ## Put a release's fingerprints into patches/upstream.lock: mak
 	@$(BIN)/python -m patches.lockfile $(VLLM)
 
 test-releases: releases ## Hold every patch against every vLLM release
-	@$(BIN)/python -m pytest -n auto -m releases tests/patches/releases
+	@$(BIN)/python -m pytest -n auto -m "releases and not slow" tests/patches/releases

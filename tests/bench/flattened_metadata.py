@@ -17,7 +17,8 @@ def main() -> None:
             arguments = (variant, "90", "time", str(requests), str(tokens))
             for shape, cost in answer("hopper_indexer", "0.28.0", *arguments, settings=COMPILED).items():
                 print(
-                    f"{requests:8} {tokens:6} {variant:7} {shape:7} {cost['wall']:7} {cost['enqueue']:10}", flush=True
+                    f"{requests:8} {tokens:6} {variant:7} {shape:7} {cost['wall_us']:7} {cost['enqueue_us']:10}",
+                    flush=True,
                 )
 
 

@@ -54,8 +54,15 @@ def finish(
     )
 
 
-def answer(name: str, version: str, *arguments: str, **how: Any) -> Any:
-    """What the probe printed last, read as JSON. A probe that fails fails the test."""
-    process = finish(name, version, *arguments, **how)
+def answers(name: str, version: str, *arguments: str, tasks: tuple[str, ...], **how: Any) -> dict[str, Any]:
+    """What one process of the probe answers to each task. A probe that fails fails the test."""
+    process = finish(name, version, *arguments, *" then ".join(tasks).split(), **how)
     assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-6000:]
-    return json.loads(process.stdout.strip().splitlines()[-1])
+    lines = process.stdout.strip().splitlines()[-len(tasks) :]
+    return dict(zip(tasks, map(json.loads, lines), strict=True))
+
+
+def answer(name: str, version: str, *arguments: str, **how: Any) -> Any:
+    """What a probe with one task answers."""
+    task = " ".join(arguments)
+    return answers(name, version, tasks=(task,), **how)[task]

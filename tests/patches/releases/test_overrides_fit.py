@@ -120,13 +120,14 @@ def test_estimates_enter_through_record_confidences_alone(vllm_root):
     ]
 
 
-def test_two_ranks_plan_alike(release, vllm_root, plans_of_two_ranks):
+@pytest.mark.parametrize("steps", [60, pytest.param(400, marks=pytest.mark.slow)])
+def test_two_ranks_plan_alike(release, vllm_root, plans_of_two_ranks, steps):
     """The real class of each release; the pinned one runs where it is installed (tests/patches)."""
     if release == vllm_release():
         vllm_root = None
     slow = ("fused-ranking", "unbound-budget-shortcut")
-    expected, _ = plans_of_two_ranks(release, steps=150, estimates="shared", off=slow, vllm_root=vllm_root)
-    first, second = plans_of_two_ranks(release, steps=150, estimates="shared", vllm_root=vllm_root)
+    expected, _ = plans_of_two_ranks(release, steps=steps, estimates="shared", off=slow, vllm_root=vllm_root)
+    first, second = plans_of_two_ranks(release, steps=steps, estimates="shared", vllm_root=vllm_root)
     assert (first == second).all()
     assert first[:, 1].any()
     assert (first == expected).all(), "faster, but the same plans"

@@ -1,9 +1,11 @@
 """A release's own rejection sampler on trimmed batches, with or without the patch.
 
-usage: rejection_bounds.py VERSION stock|patched bindings
-       rejection_bounds.py VERSION stock|patched edge      (the last row ends at memory that may not be read)
-       rejection_bounds.py VERSION stock|patched outputs SEED COUNT
-       rejection_bounds.py VERSION patched distribution block|standard REQUESTS SEED
+usage: rejection_bounds.py VERSION stock|patched TASK [then TASK ...], a TASK being one of
+
+    bindings
+    edge                                          (the last row ends at memory that may not be read)
+    outputs SEED COUNT
+    distribution block|standard REQUESTS SEED
 
 On a CPU kernels are interpreted and `edge` uses a guard page. On a GPU they are compiled and `edge` ends at the end
 of an allocation, for compute-sanitizer to see (PYTORCH_NO_CUDA_MEMORY_CACHING=1).
@@ -24,7 +26,7 @@ import release
 import torch
 from numpy.typing import NDArray
 
-version, variant, task, *arguments = sys.argv[1:]
+version, variant, *words = sys.argv[1:]
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
     release.interpret()
@@ -176,16 +178,19 @@ def bindings() -> dict[str, bool]:
     return found
 
 
+def answer(task: str, *arguments: str) -> Any:
+    if task == "edge":
+        return edge()
+    if task == "outputs":
+        return outputs(int(arguments[0]), int(arguments[1]))
+    if task == "distribution":
+        return distribution(arguments[0], int(arguments[1]), int(arguments[2]))
+    return bindings()
+
+
 logging.disable(logging.INFO)
-result: Any
-if task == "edge":
-    result = edge()
-elif task == "outputs":
-    result = outputs(int(arguments[0]), int(arguments[1]))
-elif task == "distribution":
-    result = distribution(arguments[0], int(arguments[1]), int(arguments[2]))
-else:
-    result = bindings()
-if DEVICE.type == "cuda":
-    torch.cuda.synchronize()
-print(json.dumps(result))
+for task, *arguments in release.tasks(words):
+    found = answer(task, *arguments)
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    print(json.dumps(found), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -20,6 +21,17 @@ from patches.install import survey  # noqa: E402
 from patches.ledger import Status  # noqa: E402
 
 ROOT = Path(vllm.__file__).parents[1]
+
+
+def tasks(words: list[str]) -> Iterator[list[str]]:
+    """The tasks on a probe's command line, `then` between them: to import a release takes longer than to ask it."""
+    task: list[str] = []
+    for word in (*words, "then"):
+        if word == "then":
+            yield task
+            task = []
+        else:
+            task.append(word)
 
 
 def interpret() -> None:
