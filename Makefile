@@ -56,9 +56,9 @@ serve: setup ## Serve the bundled tiny pair on the CPU (PORT=8000)
 
 test: setup-test lint ## Check style and types, and run every test
 	@$(BIN)/python -m pytest -n auto tests --ignore tests/e2e
-	@$(BIN)/python -m pytest tests/e2e
+	@$(BIN)/python -m pytest -n 2 tests/e2e
 
-test-slow: setup-test ## What takes minutes: every pair of the chart's switches, two nodes, two engines, a thousand switches of the mode
+test-slow: releases ## What takes minutes: pairs of the chart's switches, two nodes or engines, a thousand random batches or switches
 	@$(BIN)/python -m pytest -m slow tests
 
 lint: setup-test ## ruff and mypy --strict

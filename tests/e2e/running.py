@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -25,11 +26,19 @@ READY_SECONDS = 300
 """Bound on a start on a busy two-core machine; it usually takes a tenth of it."""
 
 
+PORTS = range(20_000, 32_768)
+"""Below those that the kernel gives to clients: between the choice and the start, another test opens many."""
+ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+"""As many as vLLM takes on two cores; but it binds them to one core, the same for every server."""
+
+
 def free_port() -> int:
     """A port nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 @dataclass
@@ -126,7 +135,7 @@ def serving(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "DSPARK_TRACE_FILE": str(trace), **environment},
+            env={**os.environ, **ONE_THREAD, "DSPARK_TRACE_FILE": str(trace), **environment},
         )
     server = Server(process, f"http://127.0.0.1:{port}", log, trace)
     family = [psutil.Process(process.pid)]

@@ -1,7 +1,6 @@
 """What adaptive verification decides, and that it changes speed only."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
@@ -13,16 +12,13 @@ from serve.tiny.calibration import (
 )
 from serve.tiny.corpus import read_sources
 from tests.e2e.prompts import python_prompts
-from tests.e2e.running import Server, serving
+from tests.e2e.running import Server
 
 SERIES = {
     "proposed": ("dspark_proposed_draft_tokens_total", ""),
     "verified": ("dspark_verified_draft_tokens_total", ""),
     "accepted": ("dspark_accepted_draft_tokens_total", ""),
 }
-COUNTED = ("dspark_proposed", "dspark_verif", "dspark_accept", "dspark_step")
-PREDICTED = ("dspark_expected", "dspark_confidence", "dspark_step_predicted", "dspark_calibration")
-"""Beginnings of the series that need speculation, and of those that need a prediction too."""
 
 
 def complete_all(server: Server, prompts: list[str], **fields: object) -> list[dict]:
@@ -33,32 +29,6 @@ def complete_all(server: Server, prompts: list[str], **fields: object) -> list[d
 def counts(server: Server) -> dict[str, float]:
     samples = server.samples()
     return {name: samples[key] for name, key in SERIES.items()}
-
-
-def test_greedy_output_is_the_same_without_speculation_fixed_and_adaptive(server: Server, tmp_path: Path) -> None:
-    prompts = python_prompts()
-    texts = {"adaptive": [a["choices"][0]["text"] for a in complete_all(server, prompts, max_tokens=48)]}
-    for verification in ("off", "fixed"):
-        directory = tmp_path / verification
-        directory.mkdir()
-        with serving(directory, verification=verification) as other:
-            other.wait_until_ready()
-            refused = other.client.put("/dspark/mode", json={"mode": "adaptive"})
-            assert refused.status_code == 409
-            assert f"started with --verification {verification}" in refused.json()["error"]["message"]
-            assert other.client.get("/dspark/mode").json()["mode"] == verification
-            texts[verification] = [a["choices"][0]["text"] for a in complete_all(other, prompts, max_tokens=48)]
-            present = {name for name, _ in other.samples()}
-            if verification == "off":
-                assert not [name for name in present if name.startswith(COUNTED + PREDICTED)]
-            else:
-                fixed = counts(other)
-                assert fixed["proposed"] == fixed["verified"] > fixed["accepted"] > 0
-                assert other.samples()["dspark_verification_steps_total", "fixed"] > 0
-                assert other.samples()["dspark_verification_steps_total", "trimmed"] == 0
-                assert not [name for name in present if name.startswith(PREDICTED)]
-    assert texts["off"] == texts["fixed"] == texts["adaptive"]
-    assert len(set(texts["off"])) > 8, "the prompts hardly differ in their completions"
 
 
 def test_sixteen_requests_verify_less_than_is_proposed_and_what_survives_best(server: Server) -> None:

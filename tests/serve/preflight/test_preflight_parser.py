@@ -37,8 +37,6 @@ WORDS = [
     ["--speculative_config.draft_sample_method=greedy", "-ep", "--kv-cache-dtype", "bfloat16", "-dp=2"],
     ["--compilation-config", '{"max_cudagraph_capture_size": 32}', "--no-enforce-eager", "--max-model-len=8K"],
 ]
-pytestmark = pytest.mark.xdist_group("vLLM's parser")  # imported once
-
 STARTS = [
     (name, mode, words)
     for name in bundled_names()
