@@ -45,4 +45,4 @@ compose-down: ## End them; the volumes stay
 	@$(COMPOSE) down
 
 test-images: setup-test ## Build and run the images without a registry (needs root, buildah, podman, debootstrap)
-	@$(BIN)/python -m pytest -m images tests/docker
+	@$(BIN)/python -m pytest -m "images and not slow" tests/docker

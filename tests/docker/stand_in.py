@@ -33,7 +33,7 @@ def make_stand_in(builder: Builder, tag: str) -> None:
     wheel = fetch(RELEASE)
     with builder.container(BASE) as (name, root):
         site = root / SITE
-        shutil.copytree(wheel / "vllm", site / "vllm")
+        shutil.copytree(wheel / "vllm", site / "vllm", ignore=shutil.ignore_patterns("__pycache__"))
         information = site / f"vllm-{RELEASE}.dist-info"
         information.mkdir()
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {RELEASE}\n")

@@ -1,4 +1,8 @@
-"""The Hopper and ROCm Dockerfiles, through every step, on bases that carry the real wheel's Python files."""
+"""The Hopper and ROCm Dockerfiles, through every step, on bases that carry the real wheel's Python files.
+
+`make test-images` builds Hopper's whole, and ROCm's up to the check that refuses an altered vLLM; `make test-slow` the
+other way round too.
+"""
 
 from pathlib import Path
 
@@ -12,7 +16,6 @@ from tests.docker.stand_in import RELEASE, SITE, altered, commit_of, fetch, make
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(900)]
 
-HARDWARE = (CUDA_HOPPER, ROCM_GFX950)
 STAND_IN = "localhost/vllm:stand-in"
 INDEXER = "vllm.v1.attention.backends.mla.indexer"
 MANAGER = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
@@ -24,7 +27,7 @@ def stand_in(builder: Builder) -> str:
     return STAND_IN
 
 
-@pytest.fixture(scope="module", params=HARDWARE)
+@pytest.fixture(scope="module", params=[CUDA_HOPPER, pytest.param(ROCM_GFX950, marks=pytest.mark.slow)])
 def hardware(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -81,12 +84,13 @@ def test_it_finds_the_kernels_that_its_base_was_built_with(builder: Builder, har
 @pytest.mark.parametrize(
     ("hardware", "module", "old", "new", "patch"),
     [
-        (
+        pytest.param(
             CUDA_HOPPER,
             MANAGER,
             "req_ids = list(num_tokens_per_req)",
             "req_ids = [*num_tokens_per_req]",
             "adaptive-manager",
+            marks=pytest.mark.slow,
         ),
         (ROCM_GFX950, INDEXER, "next_n = 1 + vllm_config", "next_n = vllm_config", "rocm-dsv41-adaptive"),
     ],
@@ -109,6 +113,7 @@ def test_the_build_fails_where_a_label_would_not_be_true(builder: Builder, stand
     assert "PATCHSET is '0123456789abcdef' and the image has '" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_build_fails_without_the_kernels_compiler(builder: Builder, stand_in: str) -> None:
     base = "localhost/vllm:no-nvcc"
     with builder.container(stand_in) as (name, root):
