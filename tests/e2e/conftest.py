@@ -10,13 +10,15 @@ from tests.conftest import TOGETHER, group_of
 from tests.e2e.running import Server, serving
 
 KEY = "a-key-for-the-tests"
-SMALL_SAMPLER = Path(__file__).with_name("small_sampler")
+HERE = Path(__file__).parent
+SMALL_SAMPLER = HERE / "small_sampler"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that shares a server must be in its group, or that server would be started twice."""
     for item in items:
-        shared = [name for name in getattr(item, "fixturenames", ()) if name in TOGETHER]
+        here = item.path.parent == HERE
+        shared = [name for name in getattr(item, "fixturenames", ()) if here and name in TOGETHER]
         if shared and group_of(item.nodeid) not in shared:
             raise pytest.UsageError(f"{item.nodeid} shares {shared[0]}: add it to that group in tests/conftest.py")
 

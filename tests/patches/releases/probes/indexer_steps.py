@@ -72,9 +72,9 @@ def config(
 
 
 def make_builder(vllm_config: SimpleNamespace, shape: Shape) -> Any:
-    spec = MLAAttentionSpec(
-        block_size=256, num_kv_heads=1, head_size=132, dtype=torch.uint8, compress_ratio=shape.compress_ratio
-    )
+    # Later releases' specs have no such field.
+    compressed = {} if shape.compress_ratio == 1 else {"compress_ratio": shape.compress_ratio}
+    spec = MLAAttentionSpec(block_size=256, num_kv_heads=1, head_size=132, dtype=torch.uint8, **compressed)
     return indexer.DeepseekV32IndexerMetadataBuilder(
         spec, ["layer"], vllm_config, DEVICE, block_table_width=shape.pages
     )
