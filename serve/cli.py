@@ -212,56 +212,6 @@ def up(
 
 
 @app.command(cls=ProfileCommand)
-def preflight(
-    profile: ProfileName,
-    extra: Extra = None,
-    sets: Sets = None,
-    port: Annotated[int | None, typer.Option(envvar="DSPARK_PORT", min=1, max=65535, help="Port to check.")] = None,
-    host: Host = "127.0.0.1",
-    verification: Mode = Verification.ADAPTIVE,
-    skip: Skips = None,
-    headless: Headless = False,
-    as_json: Json = False,
-) -> None:
-    """Say whether a profile would start here, before any weight is read."""
-    from serve.commands.preflight import preflight_command
-
-    code = preflight_command(
-        profile,
-        sets or [],
-        extra or [],
-        as_json=as_json,
-        skip=skip or [],
-        verification=verification,
-        host=host,
-        port=port,
-        headless=headless,
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-def patches(
-    vllm: Annotated[str | None, typer.Option(help="A release to answer for; the installed one without.")] = None,
-    hardware: Annotated[str | None, typer.Option(help="Hardware to answer for; this machine's without.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Fail where a needed patch is refused.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Say what becomes of every patch, here or on another release and hardware."""
-    from serve.commands.patches import patches_command
-
-    raise typer.Exit(patches_command(vllm, hardware, check, as_json))
-
-
-@app.command()
-def health(port: Port = 8000, host: Host = "127.0.0.1") -> None:
-    """Say whether the server on this machine is to be left alone, as its /livez does."""
-    from serve.commands.health import health_command
-
-    raise typer.Exit(health_command(host, port))
-
-
-@app.command(cls=ProfileCommand)
 def validate(
     profile: ProfileName,
     extra: Extra = None,
@@ -348,6 +298,56 @@ def bench(
         seed,
     )
     raise typer.Exit(bench_command(url, model, tokenizer, options, out=out))
+
+
+@app.command(cls=ProfileCommand)
+def preflight(
+    profile: ProfileName,
+    extra: Extra = None,
+    sets: Sets = None,
+    port: Annotated[int | None, typer.Option(envvar="DSPARK_PORT", min=1, max=65535, help="Port to check.")] = None,
+    host: Host = "127.0.0.1",
+    verification: Mode = Verification.ADAPTIVE,
+    skip: Skips = None,
+    headless: Headless = False,
+    as_json: Json = False,
+) -> None:
+    """Say whether a profile would start here, before any weight is read."""
+    from serve.commands.preflight import preflight_command
+
+    code = preflight_command(
+        profile,
+        sets or [],
+        extra or [],
+        as_json=as_json,
+        skip=skip or [],
+        verification=verification,
+        host=host,
+        port=port,
+        headless=headless,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def patches(
+    vllm: Annotated[str | None, typer.Option(help="A release to answer for; the installed one without.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Hardware to answer for; this machine's without.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Fail where a needed patch is refused.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what becomes of every patch, here or on another release and hardware."""
+    from serve.commands.patches import patches_command
+
+    raise typer.Exit(patches_command(vllm, hardware, check, as_json))
+
+
+@app.command()
+def health(port: Port = 8000, host: Host = "127.0.0.1") -> None:
+    """Say whether the server on this machine is to be left alone, as its /livez does."""
+    from serve.commands.health import health_command
+
+    raise typer.Exit(health_command(host, port))
 
 
 @profiles_app.callback()
