@@ -50,13 +50,13 @@ def bench_command(url: str, model: str | None, tokenizer: str | None, options: O
             arms = _arms(endpoint, options.arms)
             words = ("--tokenizer", tokenizer or endpoint.model.root)
             target = Target(endpoint, endpoint.chats(), words, tool_environment(os.environ, key))
-            facts = endpoint.facts()
+            version = endpoint.version()
         except EndpointError as error:
             raise InputError(f"{error}; is the server ready, and is its key in DSPARK_API_KEY?") from error
         protocol = url_protocol(endpoint.url, arms, options)
         place = re.sub(r"[^A-Za-z0-9.-]+", "-", parts.netloc)
         directory = (out or Path(f"bench-{place}-{datetime.now(UTC):%Y-%m-%d}")).absolute()
-        with opened(directory, run_there(sys.argv, protocol, facts)) as store:
+        with opened(directory, run_there(sys.argv, protocol, version)) as store:
             server = RunningServer(target, protocol, prompts or prompt_set(protocol.prompts), directory)
             return carry_out(plan(protocol), server, store)
 

@@ -105,18 +105,12 @@ class Endpoint:
 
     def mode(self) -> Arm | None:
         """The verification mode in force; None where the server knows no modes."""
-        response = self._send("GET", "/dspark/mode")
-        if response.status_code != httpx.codes.OK:
-            return None
-        try:
-            return Arm(response.json()["mode"])
-        except (ValueError, KeyError, TypeError):
-            return None
+        mode = self._facts("/dspark/mode").get("mode")
+        return next((arm for arm in Arm if arm.value == mode), None)
 
     def switches(self) -> bool:
         """Whether the mode can be set while the server runs."""
-        response = self._send("GET", "/dspark/mode")
-        return response.status_code == httpx.codes.OK and response.json().get("switchable") is True
+        return self._facts("/dspark/mode").get("switchable") is True
 
     def switch(self, mode: Arm) -> None:
         """Set the verification mode, once every engine has confirmed it.
@@ -131,16 +125,9 @@ class Endpoint:
         """The arm that a server runs: what it says, else `fixed` where vLLM counts drafts and `off` where not."""
         return self.mode() or (Arm.FIXED if _SPECULATING in self._metrics() else Arm.OFF)
 
-    def facts(self) -> dict[str, Any]:
+    def version(self) -> dict[str, Any]:
         """What `/version` says; empty where the server has no such path."""
-        response = self._send("GET", "/version")
-        if response.status_code != httpx.codes.OK:
-            return {}
-        try:
-            body = response.json()
-        except ValueError:
-            return {}
-        return body if isinstance(body, dict) else {}
+        return self._facts("/version")
 
     def drafts(self) -> Drafts | None:
         """The server's draft counters as they stand; None where it has no such series.
@@ -165,6 +152,15 @@ class Endpoint:
     def _metrics(self) -> str:
         response = self._send("GET", "/metrics")
         return response.text if response.status_code == httpx.codes.OK else ""
+
+    def _facts(self, path: str) -> dict[str, Any]:
+        """The JSON object at a path that not every server has; empty where there is none."""
+        response = self._send("GET", path)
+        try:
+            body = response.json() if response.status_code == httpx.codes.OK else {}
+        except ValueError:
+            return {}
+        return body if isinstance(body, dict) else {}
 
     def _json(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         response = self._send(method, path, **arguments)

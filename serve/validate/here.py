@@ -54,22 +54,22 @@ def run_here(
     )
 
 
-def run_there(command: Sequence[str], protocol: Protocol, facts: Mapping[str, Any]) -> Run:
+def run_there(command: Sequence[str], protocol: Protocol, version: Mapping[str, Any]) -> Run:
     """A run against a server elsewhere, beginning now.
 
     Args:
         command: The command line.
         protocol: What is measured.
-        facts: What its `/version` says; a server other than ours says less.
+        version: What its `/version` says; a server other than ours says less.
     """
-    ours = facts.get("dspark_serve")
+    ours = version.get("dspark_serve")
     ours = ours if isinstance(ours, dict) else {}
-    there = {"server: vllm": facts.get("version"), "server: dspark-serve": ours.get("version")}
+    there = {"server: vllm": version.get("version"), "server: dspark-serve": ours.get("version")}
     return Run(
         started=_now(),
         command=tuple(command),
         protocol=protocol,
-        versions={**versions(), **{name: str(version) for name, version in there.items() if version}},
+        versions={**versions(), **{name: str(number) for name, number in there.items() if number}},
         hardware=str(ours.get("hardware", "unknown")),
         machine="the server's own; the load came from " + processor_words(),
         patches={str(patch): "applied" for patch in ours.get("patches", ())},

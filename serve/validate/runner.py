@@ -51,28 +51,35 @@ def run(servings: Sequence[Serving], servers: Servers, store: Store, reporting: 
     """
     works = [work for serving in servings for work in serving.works]
     problems: list[str] = []
-    for serving in remaining(servings, store.done(works)):
-        reporting.doing(f"starting the server of {' and '.join(serving.arms)}")
-        left = list(serving.works)
-        try:
-            with servers.serving(serving) as measuring:
-                while left:
-                    work = left[0]
-                    reporting.doing(str(work))
-                    try:
-                        record = measuring.measure(work)
-                    except (LoadError, AccuracyError) as error:
-                        problems.append(f"{work}: {error}")
-                        reporting.failed(problems[-1])
-                    else:
-                        store.write(work.record, record)
-                        reporting.done(f"{work}: {summary(record)}")
-                    left.pop(0)
-        except (ServerError, EndpointError) as error:
-            problems += [f"{work}: {error}" for work in left]
-            reporting.failed(f"{serving.name}: {error}")
-        compare_outputs([w for w in works if isinstance(w, Sampling)], store)
-    compare_outputs([w for w in works if isinstance(w, Sampling)], store)
+    try:
+        for serving in remaining(servings, store.done(works)):
+            problems += _measure_on(serving, servers, store, reporting)
+    finally:
+        compare_outputs([work for work in works if isinstance(work, Sampling)], store)
+    return problems
+
+
+def _measure_on(serving: Serving, servers: Servers, store: Store, reporting: Reporting) -> list[str]:
+    """Measure everything of one server; returns what could not be measured."""
+    problems = []
+    left = list(serving.works)
+    reporting.doing(f"starting the server of {' and '.join(serving.arms)}")
+    try:
+        with servers.serving(serving) as measuring:
+            while left:
+                reporting.doing(str(left[0]))
+                try:
+                    record = measuring.measure(left[0])
+                except (LoadError, AccuracyError) as error:
+                    problems.append(f"{left[0]}: {error}")
+                    reporting.failed(problems[-1])
+                else:
+                    store.write(left[0].record, record)
+                    reporting.done(f"{left[0]}: {summary(record)}")
+                left.pop(0)
+    except (ServerError, EndpointError) as error:
+        problems += [f"{work}: {error}" for work in left]
+        reporting.failed(f"{serving.name}: {error}")
     return problems
 
 

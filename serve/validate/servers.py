@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import signal
 import subprocess
@@ -14,13 +15,15 @@ from serve.keys import KEY_VARIABLES
 from serve.listening import listen
 from serve.profile import Profile, resolve_model
 from serve.validate.children import child, program, tail, tool_environment
-from serve.validate.endpoint import Endpoint
+from serve.validate.endpoint import Endpoint, EndpointError
 from serve.validate.load import Target
 from serve.validate.plan import Serving
 from serve.validate.prompts import PromptSet
 from serve.validate.results import Arm, Protocol, Start
 from serve.validate.session import Session
 from serve.validate.store import Store
+
+logger = logging.getLogger("dspark-serve")
 
 POLL_SECONDS = 0.25
 DRAIN_SECONDS = 2
@@ -154,7 +157,13 @@ class RunningServer:
             yield Session(self._target, self._protocol, self._prompts, serving, self._directory)
         finally:
             if mode is not None and len(serving.arms) > 1:
-                self._target.endpoint.switch(mode)
+                self._put_back(mode)
+
+    def _put_back(self, mode: Arm) -> None:
+        try:
+            self._target.endpoint.switch(mode)
+        except EndpointError as error:
+            logger.warning("the mode was %s and could not be put back: %s", mode, error)
 
 
 def captured(log: str) -> tuple[float | None, float | None]:

@@ -208,7 +208,7 @@ def test_interrupted_at_ten_random_points_it_resumes_to_the_same_cells(tmp_path:
             family = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(draws.choice((signal.SIGINT, signal.SIGTERM)))
         code, _, err = ended(process)
-        assert code in (0, 5), err
+        assert code in (0, 5, -signal.SIGTERM), err  # before there was anything to stop, as any command
         assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
         now = {path.name: path.read_bytes() for path in (directory / "load").glob("*.json")}
         assert kept.items() <= now.items()  # what was measured is not measured again
