@@ -152,6 +152,27 @@ def test_a_server_that_cannot_be_benched_is_named(words: tuple[str, ...], named:
     assert len(err.splitlines()) == 1
 
 
+def data_sets(folder: Path) -> list[str]:
+    """A small data set of every format that `--prompts` takes."""
+    texts = [f"def add_{number}(a, b):\n" for number in range(3)]
+    turns = [{"messages": [{"role": "user", "content": text}], "category": "coding"} for text in texts]
+    (folder / "qualitative.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    talks = [{"conversations": [{"value": text}, {"value": "    return a + b\n"}]} for text in texts]
+    (folder / "sharegpt.json").write_text(json.dumps(talks))
+    (folder / "mine.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    return [f"speed-bench:{folder}", f"sharegpt:{folder}/sharegpt.json", f"{folder}/mine.jsonl"]
+
+
+@pytest.mark.slow
+def test_every_format_of_prompts_is_loaded(server: Server, tmp_path: Path) -> None:
+    for number, prompts in enumerate(data_sets(tmp_path)):
+        directory = tmp_path / str(number)
+        code, _, err = ended(started("bench", "--url", server.url, "--out", directory, *SMALLEST, "--prompts", prompts))
+        assert code == 0, err
+        (cell,) = loads(directory).values()
+        assert (cell.requested, cell.completed, cell.output_tokens) == (2, 2, 8), prompts
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_the_whole_protocol_runs_on_the_cpu(tmp_path: Path) -> None:
