@@ -67,8 +67,12 @@ def ask(endpoint: Endpoint, arm: Arm, seed: int, samples: int = SAMPLES) -> Outp
         _body(sampled_prompt, SAMPLED_TOKENS, temperature=1.0, n=SAMPLES_OF_A_REQUEST, seed=first_seed + start)
         for start in range(0, samples, SAMPLES_OF_A_REQUEST)
     ]
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(REQUESTS_AT_ONCE)
+    try:
         answers = list(pool.map(endpoint.complete, [*greedy, *sampled]))
+    finally:
+        # A run that is stopped does not wait for answers; those under way end with the server.
+        pool.shutdown(wait=False, cancel_futures=True)
     tokens = [tuple(tuple(choice["token_ids"]) for choice in answer["choices"]) for answer in answers]
     return Outputs(
         arm=arm,
