@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.errors import InputError
-from serve.validate.children import child, program, tail
+from serve.validate.children import child, complaint, program
 from serve.validate.endpoint import acceptance_length, growth
 from serve.validate.load import Target
 from serve.validate.plan import NEEDLE_TASK, Task
@@ -94,7 +94,7 @@ def measure(target: Target, protocol: Protocol, task: Task, directory: Path) -> 
         code = process.wait()
     written = sorted(output.rglob("results*.json"))
     if code or not written:
-        raise AccuracyError(f"lm_eval ended with {code}: {tail(log, 1)} (see {log})")
+        raise AccuracyError(f"lm_eval ended with {code}: {complaint(log)} (see {log})")
     result = json.loads(written[-1].read_text())
     length = NEEDLE_TASK.fullmatch(task.task)
     return Accuracy(

@@ -6,6 +6,7 @@ A run that is killed outright takes its children along too: Linux signals them w
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,9 @@ import psutil
 
 from serve.errors import InputError
 from serve.keys import KEY_VARIABLES
+
+_ERROR = re.compile(r"(dspark-serve: |ERROR |[\w.]*(Error|Exception)\b)")
+"""How a line begins that says what is wrong: ours, the loggers', or the last one of a traceback."""
 
 GRACE_SECONDS = 60.0
 """What a child gets to end in; a server without requests takes about ten."""
@@ -69,10 +73,12 @@ def child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
         _end(process)
 
 
-def tail(log: Path, lines: int = 3) -> str:
-    """The last lines of a log that say something."""
+def complaint(log: Path) -> str:
+    """The last line of a log that names an error, else the last one: libraries go on talking while they end."""
     text = log.read_text(errors="replace") if log.exists() else ""
-    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line)]
+    return next(reversed(errors or lines), "it said nothing")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from serve.keys import KEY_VARIABLES
 from serve.listening import listen
 from serve.profile import Profile, resolve_model
-from serve.validate.children import child, program, tail, tool_environment
+from serve.validate.children import child, complaint, program, tool_environment
 from serve.validate.endpoint import Endpoint, EndpointError
 from serve.validate.load import Target
 from serve.validate.plan import Serving
@@ -83,7 +83,7 @@ class ProfileServers:
         with contextlib.closing(endpoint), child(command, log, self._environment) as process:
             while not endpoint.ready():
                 if process.poll() is not None:
-                    raise ServerError(f"dspark-serve up ended with {process.returncode}: {tail(log)} (see {log})")
+                    raise ServerError(f"dspark-serve up ended with {process.returncode}: {complaint(log)} (see {log})")
                 time.sleep(POLL_SECONDS)
             self._record(serving, time.monotonic() - began, log, command)
             with _watched(process):

@@ -100,5 +100,7 @@ def test_a_server_that_fails_in_every_way_loses_no_request(directory: Path) -> N
 def test_a_tool_that_fails_is_an_error_that_names_its_log(directory: Path) -> None:
     with failing_server() as url:
         target = Target(Endpoint(url), False, ("--tokenizer", "/nowhere"), tool_environment(os.environ, None))
-        with pytest.raises(LoadError, match=r"vllm bench serve ended with 1: .*logs/warm-up-x\.log"):
+        with pytest.raises(
+            LoadError, match=r"vllm bench serve ended with 1: \w+Error: .*/nowhere.*logs/warm-up-x\.log"
+        ):
             warm_up(target, protocol(warmup_requests=2), prompt_set("built-in"), "x", directory)

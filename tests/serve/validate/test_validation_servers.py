@@ -15,7 +15,7 @@ import pytest
 
 from patches.install import vllm_root
 from serve.profile import load
-from serve.validate.children import child, tool_environment
+from serve.validate.children import child, complaint, tool_environment
 from serve.validate.servers import captured, tokenizer_words
 
 PARENT_OF_ANOTHER = (
@@ -93,6 +93,15 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         assert gone(pid)
     finally:
         os.kill(grandchild, signal.SIGKILL)
+
+
+def test_the_line_that_names_the_error_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert complaint(log) == "it said nothing"
+    log.write_text("INFO begun\n  File x\nOSError: /nowhere is no tokenizer\nnanobind: leaked 4 instances!\n\n")
+    assert complaint(log) == "OSError: /nowhere is no tokenizer"
+    log.write_text("first\nlast\n")
+    assert complaint(log) == "last"
 
 
 def test_the_key_reaches_the_tools_under_their_own_name_only() -> None:
