@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from validation_samples import protocol, protocols
 
@@ -17,6 +17,7 @@ def works_of(servings: tuple[Serving, ...]) -> list[Work]:
     return [work for serving in servings for work in serving.works]
 
 
+@settings(deadline=None)
 @given(protocols(), st.sampled_from([None, 1024, 8192, 131072]))
 def test_everything_is_planned_once_where_its_arm_is_served(asked: Protocol, context: int | None) -> None:
     servings = plan(asked, context)
@@ -31,11 +32,13 @@ def test_everything_is_planned_once_where_its_arm_is_served(asked: Protocol, con
     assert len({work.record for work in works}) == len(works)
 
 
+@settings(deadline=None)
 @given(protocols())
 def test_the_same_protocol_has_the_same_plan(asked: Protocol) -> None:
     assert plan(asked) == plan(asked)
 
 
+@settings(deadline=None)
 @given(protocols())
 def test_neighbouring_rounds_share_a_start_and_no_start_serves_more_than_two(asked: Protocol) -> None:
     servings = plan(asked)
@@ -58,6 +61,7 @@ def test_three_rounds_take_their_servers_in_turns() -> None:
     assert [serving.name for serving in servings] == ["round-1-off", "round-1-fixed", "round-2-off", "round-3-fixed"]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 7))
 def test_each_arm_of_a_server_is_first_as_often_as_the_other(rounds: int, concurrencies: int) -> None:
     asked = protocol(
@@ -68,6 +72,7 @@ def test_each_arm_of_a_server_is_first_as_often_as_the_other(rounds: int, concur
     assert abs(first[Arm.FIXED] - first[Arm.ADAPTIVE]) <= 1
 
 
+@settings(deadline=None)
 @given(protocols(), st.data())
 def test_what_remains_is_what_is_not_done_in_the_same_order(asked: Protocol, data: st.DataObject) -> None:
     servings = plan(asked)
