@@ -350,6 +350,19 @@ def health(port: Port = 8000, host: Host = "127.0.0.1") -> None:
     raise typer.Exit(health_command(host, port))
 
 
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="What dspark-serve validate wrote, finished or not.")],
+    beside: Annotated[
+        list[str] | None, typer.Option(help="A bundled reference table to lay beside it. May be repeated.")
+    ] = None,
+) -> None:
+    """Write the report of a validation run anew from its records."""
+    from serve.commands.report import report_command
+
+    raise typer.Exit(report_command(directory, beside or []))
+
+
 @profiles_app.callback()
 def profiles(context: typer.Context, as_json: Json = False) -> None:
     """List the profiles and which of them this machine can run."""
