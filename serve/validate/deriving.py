@@ -52,6 +52,7 @@ from serve.validate.statistics import (
 COMPARED = ((Arm.ADAPTIVE, Arm.FIXED), (Arm.ADAPTIVE, Arm.OFF))
 SCORES_COMPARED = (*COMPARED, (Arm.FIXED, Arm.OFF))
 UNFINISHED = "there is no record: the run has not come to it, or was stopped there"
+CONTEXT = re.compile(r"\bmax[-_]model[-_]len[ =](\d+)")
 SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)", re.IGNORECASE)
 """Names of variables whose values a report does not repeat, though none should have been recorded."""
 
@@ -243,24 +244,28 @@ def output_check(exactness: Exactness) -> OutputCheck:
 
 
 def start_costs(starts: Sequence[Start]) -> tuple[StartCost, ...]:
-    """What starts took, by the arms of the server."""
-    by_arms: dict[tuple[Arm, ...], list[Start]] = defaultdict(list)
+    """What starts took, by the arms and the context of the server."""
+    alike: dict[tuple[tuple[Arm, ...], int | None], list[Start]] = defaultdict(list)
     for start in starts:
-        by_arms[start.arms].append(start)
-    found = []
-    for arms, group in by_arms.items():
-        ready = spread(start.ready_s for start in group)
-        if ready is not None:
-            found.append(
-                StartCost(
-                    arms=arms,
-                    starts=len(group),
-                    ready_s=ready,
-                    graph_s=spread(start.graph_s for start in group if start.graph_s is not None),
-                    graph_gib=spread(start.graph_gib for start in group if start.graph_gib is not None),
-                )
-            )
-    return tuple(found)
+        alike[start.arms, context_of(start)].append(start)
+    return tuple(
+        StartCost(
+            arms=arms,
+            context=context,
+            starts=len(group),
+            ready_s=ready,
+            graph_s=spread(start.graph_s for start in group if start.graph_s is not None),
+            graph_gib=spread(start.graph_gib for start in group if start.graph_gib is not None),
+        )
+        for (arms, context), group in alike.items()
+        if (ready := spread(start.ready_s for start in group)) is not None
+    )
+
+
+def context_of(start: Start) -> int | None:
+    """The context that a start's command asks for; the last word counts."""
+    found = CONTEXT.findall(" ".join(start.command))
+    return int(found[-1]) if found else None
 
 
 def missing_of(records: Records) -> tuple[Missing, ...]:
@@ -269,13 +274,9 @@ def missing_of(records: Records) -> tuple[Missing, ...]:
     arms, rounds = arms_of(protocol), range(1, protocol.rounds + 1)
     found = []
     if protocol.profile is not None:
-        started = {(start.round, arm) for start in records.starts for arm in start.arms}
-        found += [
-            Missing(part=Part.START, arm=arm, round=number, reason=UNFINISHED)
-            for number in rounds
-            for arm in arms
-            if (number, arm) not in started
-        ]
+        # One start may serve several rounds.
+        started = {arm for start in records.starts for arm in start.arms}
+        found += [Missing(part=Part.START, arm=arm, reason=UNFINISHED) for arm in arms if arm not in started]
     measured = {(load.round, load.arm, load.concurrency) for load in records.loads}
     found += [
         Missing(part=Part.LOAD, arm=arm, round=number, concurrency=concurrency, reason=UNFINISHED)

@@ -114,9 +114,14 @@ class OutputCheck(Record):
 
 
 class StartCost(Record):
-    """Starts of the servers of the same arms; graph numbers only where graphs were captured."""
+    """Starts of servers of the same arms and context; graph numbers only where graphs were captured.
+
+    Attributes:
+        context: The longest request in tokens, where the command says it: a long task has a server of its own.
+    """
 
     arms: tuple[Arm, ...]
+    context: int | None
     starts: int
     ready_s: Spread
     graph_s: Spread | None

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from serve.validate.findings import Beside, Cell, Comparison, Findings, TaskScore
+from serve.validate.findings import Beside, Cell, Comparison, Findings, StartCost, TaskScore
 from serve.validate.references import percent
 from serve.validate.results import Arm
 from serve.validate.statistics import Spread, Standing
@@ -124,7 +124,7 @@ def throughput(findings: Findings) -> Figure | None:
     axes.set_title(
         "Throughput, one round"
         if rounds == 1
-        else f"Throughput: median of {rounds} rounds, bars from lowest to highest"
+        else f"Throughput: median of up to {rounds} rounds, bars from lowest to highest"
     )
     axes.legend(handles, labels, loc="upper left")
     return figure
@@ -154,7 +154,9 @@ def delta(findings: Findings) -> Figure | None:
         axes.set_ylabel("throughput")
         other = "no speculation" if against is Arm.OFF else f"{against} verification"
         axes.set_title(f"Adaptive against {other} (above 0: adaptive is faster)")
-        _delta_limits(axes, comparisons)
+        values = [_percent(each.ratio.value) for each in comparisons if each.ratio is not None]
+        values += [y for beside in findings.beside for _, y in _reference_points(against, beside)]
+        _limit(axes, values)
         # Matplotlib lists lines before bars.
         entries = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda each: each[1] not in HERE)
         axes.legend(*zip(*entries, strict=True), loc="best", fontsize=9)
@@ -188,24 +190,27 @@ def _deltas(axes: Axes, comparisons: Sequence[Comparison]) -> None:
         )
 
 
-def _delta_limits(axes: Axes, comparisons: Sequence[Comparison]) -> None:
+def _limit(axes: Axes, values: Sequence[float]) -> None:
     """Let an interval that is much wider than the values leave the picture, or it would flatten them."""
-    values = [_percent(each.ratio.value) for each in comparisons if each.ratio is not None]
     span = 3 * max(max(values) - min(values), 10.0)
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, min(values) - span), min(high, max(values) + span))
 
 
 def _reference_deltas(axes: Axes, against: Arm, beside: Beside, marker: str) -> None:
-    points = [
-        (each.concurrency, each.reference_percent)
-        for each in beside.deltas
-        if each.against is against and each.reference_percent is not None
-    ]
+    points = _reference_points(against, beside)
     if points:
         xs, ys = zip(*points, strict=True)
         label = f"{beside.table.name}, {beside.reference.hardware}"
         axes.plot(xs, ys, color=REFERENCE_COLOUR, linestyle="-.", linewidth=1, marker=marker, label=label, zorder=1)
+
+
+def _reference_points(against: Arm, beside: Beside) -> list[tuple[int, float]]:
+    return [
+        (each.concurrency, each.reference_percent)
+        for each in beside.deltas
+        if each.against is against and each.reference_percent is not None
+    ]
 
 
 def drafts(findings: Findings) -> Figure | None:
@@ -286,7 +291,7 @@ def starts(findings: Findings) -> Figure | None:
     panels = [panel for panel in panels if any(each is not None for each in panel[2])]
     figure = _figure(8.0, 1.4 + 0.5 * len(findings.starts))
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    names = ["\n".join(cost.arms) for cost in findings.starts]
+    names = ["\n".join((*cost.arms, *_context(cost))) for cost in findings.starts]
     for axes, (title, unit, values) in zip(grid, panels, strict=True):
         for y, (cost, each) in enumerate(zip(findings.starts, values, strict=True)):
             if each is None:
@@ -313,6 +318,10 @@ def starts(findings: Findings) -> Figure | None:
         axes.set_title(title)
     figure.suptitle("Start-up: median of starts, bars from the lowest to the highest", x=0.01, ha="left", fontsize=11)
     return figure
+
+
+def _context(cost: StartCost) -> list[str]:
+    return [] if cost.context is None else [f"context {cost.context:,}"]
 
 
 PLOTS: dict[str, Callable[[Findings], Figure | None]] = {

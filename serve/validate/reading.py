@@ -42,7 +42,8 @@ def read(directory: Path) -> Records:
     run = _record(directory / RUN, Run)
     protocol = run.protocol
     order = {arm: number for number, arm in enumerate(protocol.arms)}
-    starts = _folder(directory / "starts", Start, lambda found: _check_start(found, protocol), _start_key)
+    # A resumed run may have started the same server twice.
+    starts = _folder(directory / "starts", Start, lambda found: _check_start(found, protocol), id)
     loads = _folder(directory / "load", Load, lambda found: _check_load(found, protocol), _load_key)
     accuracies = _folder(directory / "accuracy", Accuracy, lambda found: _check_accuracy(found, protocol), _task_key)
     exactnesses = _folder(
@@ -85,9 +86,13 @@ def _record(path: Path, kind: type[_Kind]) -> _Kind:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise InputError(f"{path} is damaged: {where}: {first['msg']}; move it away and resume the run") from error
+        raise InputError(
+            f"{path} is damaged: {where}: {first['msg']}; move it away, and resume the run to measure it again"
+        ) from error
     except ValueError as error:
-        raise InputError(f"{path} is damaged: a number is endless; move it away and resume the run") from error
+        raise InputError(
+            f"{path} is damaged: a number is endless; move it away, and resume the run to measure it again"
+        ) from error
     return record
 
 
@@ -123,10 +128,6 @@ def _check_arm(arm: Arm, protocol: Protocol) -> None:
 def _check_round(number: int, protocol: Protocol) -> None:
     if not 1 <= number <= protocol.rounds:
         raise ValueError(f"is of another protocol: {RUN} has {protocol.rounds} rounds, this is of round {number}")
-
-
-def _start_key(start: Start) -> Hashable:
-    return start.round, start.arms
 
 
 def _load_key(load: Load) -> Hashable:

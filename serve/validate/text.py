@@ -208,6 +208,7 @@ def _starts(findings: Findings, plots: Sequence[str]) -> list[str]:
     rows = [
         [
             ", ".join(cost.arms),
+            NONE if cost.context is None else f"{cost.context:,}",
             str(cost.starts),
             spread_text(cost.ready_s, 1),
             spread_text(cost.graph_s, 1),
@@ -215,7 +216,7 @@ def _starts(findings: Findings, plots: Sequence[str]) -> list[str]:
         ]
         for cost in findings.starts
     ]
-    head = ["server of", "starts", "ready, s", "graph capture, s", "graph memory, GiB"]
+    head = ["server of", "context", "starts", "ready, s", "graph capture, s", "graph memory, GiB"]
     return ["## Start-up", "", *table(head, rows), *_plot("starts", plots)]
 
 
@@ -272,27 +273,30 @@ def _which(missing: Missing) -> str:
 
 
 def _protocol(protocol: Protocol) -> list[str]:
-    served = {
-        "profile": protocol.profile,
-        "server": protocol.url,
-        "profile changed by": ", ".join(protocol.sets) or None,
-        "arguments of vllm serve": shlex.join(protocol.extra) or None,
-    }
-    rows = [[name, value] for name, value in served.items() if value is not None]
-    rows += [
-        ["arms", ", ".join(protocol.arms)],
-        ["concurrencies", ", ".join(map(str, protocol.concurrencies))],
-        ["rounds", str(protocol.rounds)],
-        ["prompts", protocol.prompts],
-        ["requests of a cell", f"at least {protocol.requests}, and {protocol.requests_per_stream} x concurrency"],
-        ["warm-up requests of a server", str(protocol.warmup_requests)],
-        ["output tokens of a request", f"{protocol.output_tokens}, forced"],
-        ["temperature", f"{protocol.temperature:g}"],
-        ["accuracy tasks", ", ".join(protocol.tasks) or "none"],
-        ["outputs compared with no speculation", "yes" if protocol.exactness else "no"],
-        ["seed", str(protocol.seed)],
-    ]
+    rows = [[PROTOCOL.get(name, name.replace("_", " ")), _setting(value)] for name, value in protocol]
     return ["## Protocol", "", *table(["what", "value"], rows)]
+
+
+PROTOCOL = {
+    "url": "running server",
+    "sets": "profile changed by",
+    "extra": "arguments of vllm serve",
+    "requests": "requests of a cell, at least",
+    "requests_per_stream": "and at least so many x concurrency",
+    "warmup_requests": "warm-up requests",
+    "output_tokens": "output tokens of a request, forced",
+    "tasks": "accuracy tasks",
+    "exactness": "outputs compared with no speculation",
+}
+"""Fields of the protocol whose names do not say it; any other stands under its own name."""
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or NONE
+    return NONE if value is None else str(value)
 
 
 def _machine(findings: Findings) -> list[str]:
