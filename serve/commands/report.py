@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from serve.errors import ExitCode
-from serve.validate.report import write_report
+from serve.errors import ExitCode, InputError
 
 
 def report_command(directory: Path, beside: Sequence[str] = ()) -> int:
     """Write the report anew, and print where it is.
 
     Raises:
-        InputError: no run's directory, a record that cannot be used, or no such reference table.
+        InputError: no run's directory, a record that cannot be used, no such reference table, or nothing to draw with.
     """
+    try:
+        from serve.validate.report import write_report
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        raise InputError(f"{missing} is not installed: pip install 'dspark-serve[validate]'") from error
     print(write_report(directory, beside))
     return ExitCode.OK

@@ -9,7 +9,9 @@ from pathlib import Path
 from serve.errors import InputError
 from serve.validate.deriving import derive
 from serve.validate.findings import Findings
+from serve.validate.plots import draw
 from serve.validate.reading import read
+from serve.validate.text import render
 
 
 def write_report(directory: Path, beside: Sequence[str] = ()) -> Path:
@@ -25,9 +27,6 @@ def write_report(directory: Path, beside: Sequence[str] = ()) -> Path:
     Raises:
         InputError: no run's directory, a record that cannot be used, no such table, or the report cannot be written.
     """
-    from serve.validate.plots import draw
-    from serve.validate.text import render
-
     made = derive(read(directory), beside).model_dump_json(indent=1)
     findings = Findings.model_validate_json(made)
     path = directory / "report.md"

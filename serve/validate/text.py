@@ -46,7 +46,7 @@ def render(findings: Findings, plots: Sequence[str]) -> str:
     """
     protocol = findings.run.protocol
     sections = [
-        [f"# Adaptive verification validated: {line(protocol.profile or protocol.url or 'a running server')}"],
+        [_title(protocol)],
         verdict_section(findings),
         _throughput(findings, plots),
         _comparisons(findings, plots),
@@ -64,6 +64,12 @@ def render(findings: Findings, plots: Sequence[str]) -> str:
         METHOD.splitlines(),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def _title(protocol: Protocol) -> str:
+    if protocol.profile is None:
+        return f"# Throughput of {line(protocol.url or 'a running server')}"
+    return f"# Adaptive verification validated: {line(protocol.profile)}"
 
 
 def _throughput(findings: Findings, plots: Sequence[str]) -> list[str]:
