@@ -248,6 +248,7 @@ def start_costs(starts: Sequence[Start]) -> tuple[StartCost, ...]:
     alike: dict[tuple[tuple[Arm, ...], int | None], list[Start]] = defaultdict(list)
     for start in starts:
         alike[start.arms, context_of(start)].append(start)
+    order = list(dict.fromkeys(arms for arms, _ in alike))
     return tuple(
         StartCost(
             arms=arms,
@@ -257,7 +258,7 @@ def start_costs(starts: Sequence[Start]) -> tuple[StartCost, ...]:
             graph_s=spread(start.graph_s for start in group if start.graph_s is not None),
             graph_gib=spread(start.graph_gib for start in group if start.graph_gib is not None),
         )
-        for (arms, context), group in alike.items()
+        for (arms, context), group in sorted(alike.items(), key=lambda each: (order.index(each[0][0]), each[0][1] or 0))
         if (ready := spread(start.ready_s for start in group)) is not None
     )
 

@@ -31,7 +31,11 @@ TITLES = {
 """Name of the files -> what they show."""
 
 MOST_RATIO = 1e6
-HERE = ("this run, 95 % interval", "this run, one round: no interval", "this run, cannot tell")
+HERE = (
+    "this run, faster or slower (95 % interval)",
+    "this run, one round: no interval",
+    "this run, cannot tell (95 % interval)",
+)
 """Labels of a run's own deltas: the interval leaves 0 out, there is none, 0 is in it."""
 
 

@@ -117,7 +117,7 @@ def _comparisons(findings: Findings, plots: Sequence[str]) -> list[str]:
             if each.against is against
         ]
         lines += [f"### Adaptive against {ARMS[against]}", ""]
-        head = ["concurrency", "throughput", f"{PERCENT} interval", "rounds paired", "rounds left out", "verdict"]
+        head = ["concurrency", "throughput", f"{PERCENT} interval", "rounds paired", "round left out", "verdict"]
         lines += [*table(head, rows), ""]
     if lines:
         lines += [

@@ -54,9 +54,11 @@ def _accuracy_verdict(findings: Findings) -> str:
     if verdict is Kept.UNKNOWN:
         return f"On {line(tasks)}, some scores have no standard error."
     lowest = min(differences, key=lambda each: each.difference.value)
+    most = max(-each.difference.low for each in differences if each.difference.low is not None)
     return (
         f"On {line(tasks)} no score of adaptive is lower by more than {STANDARD_ERRORS} combined standard errors "
-        f"({len(differences)} differences); the lowest is {_score_delta(lowest)}."
+        f"({len(differences)} differences); the lowest is {_score_delta(lowest)}. "
+        f"What the intervals leave possible is a loss of up to {max(100 * most, 0.0):.2f} points."
     )
 
 

@@ -47,10 +47,8 @@ def spread_text(found: Spread | None, digits: int) -> str:
     """A value with its range, where it has one."""
     if found is None:
         return NONE
-    value = f"{found.value:,.{digits}f}"
-    if found.low == found.high:
-        return value
-    return f"{value} ({found.low:,.{digits}f} to {found.high:,.{digits}f})"
+    value, low, high = (f"{each:,.{digits}f}" for each in (found.value, found.low, found.high))
+    return value if low == high else f"{value} ({low} to {high})"
 
 
 def share(value: float | None) -> str:

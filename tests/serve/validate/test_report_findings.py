@@ -127,7 +127,7 @@ def test_failed_requests_are_counted_marked_and_in_no_number(raw: Path, reported
 def test_every_number_of_the_text_is_in_the_json(reported: dict[str, Any]) -> None:
     text = render(Findings.model_validate(reported), [])
     for cell in reported["cells"]:
-        assert f"{cell['output_tokens_per_s']['value']:,.1f} (" in text
+        assert f"{cell['output_tokens_per_s']['value']:,.1f}" in text
     for found in reported["comparisons"]:
         assert f"{100 * (found['ratio']['low'] - 1):+.1f} % to {100 * (found['ratio']['high'] - 1):+.1f} %" in text
     for score in reported["scores"]:
@@ -146,6 +146,8 @@ def test_the_verdict_says_where_it_wins_and_where_it_cannot_tell() -> None:
     assert re.search(r"slower at concurrency 1 \(-\d\.\d %, -\d\.\d % to -\d\.\d %\)", verdict)
     assert re.search(r"cannot tell at concurrency 4 \([+-]\d\.\d %, -\d\.\d % to \+\d\.\d %\)", verdict)
     assert "**Accuracy: kept.** On gsm8k, niah-16384" in verdict
+    lows = [each.difference.low or 0 for each in made.score_differences if each.arm is Arm.ADAPTIVE]
+    assert f"a loss of up to {-100 * min(lows):.2f} points" in verdict
     assert "**Complete:**" in verdict
 
 
