@@ -35,6 +35,7 @@ from serve.validate.results import Accuracy, Arm, Exactness, Load, Protocol, Run
 from serve.validate.statistics import (
     DIFFERENT,
     Agreement,
+    Difference,
     Ratio,
     Spread,
     Standing,
@@ -211,12 +212,17 @@ def score_differences(scores: Sequence[TaskScore], pairs: Sequence[tuple[Arm, Ar
             metric=metric,
             arm=arm,
             against=against,
-            difference=difference(_score(by_arm[task, metric, arm]), _score(by_arm[task, metric, against])),
+            can_fall=by_arm[task, metric, against].value > 0,
+            difference=_difference(by_arm[task, metric, arm], by_arm[task, metric, against]),
         )
         for task, metric in dict.fromkeys((score.task, score.metric) for score in scores)
         for arm, against in pairs
         if (task, metric, arm) in by_arm and (task, metric, against) in by_arm
     )
+
+
+def _difference(of: TaskScore, to: TaskScore) -> Difference:
+    return difference(_score(of), _score(to), of.samples, to.samples)
 
 
 def _score(found: TaskScore) -> Score:
@@ -367,10 +373,13 @@ def verdict(
 
 
 def kept(differences: Sequence[ScoreDifference]) -> Kept:
-    """Whether adaptive verification scores as the other arms do, in everything that was measured."""
-    found = {each.difference.agreement for each in differences if each.arm is Arm.ADAPTIVE}
-    if not found:
+    """Whether adaptive verification scores as the other arms do, in everything that was measured and can fall."""
+    measured = [each for each in differences if each.arm is Arm.ADAPTIVE]
+    if not measured:
         return Kept.UNMEASURED
+    found = {each.difference.agreement for each in measured if each.can_fall}
+    if not found:
+        return Kept.UNKNOWN
     if Agreement.LOWER in found:
         return Kept.LOWER
     return Kept.UNKNOWN if Agreement.UNKNOWN in found else Kept.KEPT

@@ -74,12 +74,17 @@ class TaskScore(Record):
 
 
 class ScoreDifference(Record):
-    """One metric of one task: an arm less another."""
+    """One metric of one task: an arm less another.
+
+    Attributes:
+        can_fall: Whether the other arm has anything right; where it has not, no loss could be seen.
+    """
 
     task: str
     metric: str
     arm: Arm
     against: Arm
+    can_fall: bool
     difference: Difference
 
 

@@ -270,7 +270,7 @@ def _scores(claim: ScoresClaim, tables: Sequence[ReferenceTable]) -> Checked:
         if one.arm == other.arm
     ]  # fmt: skip
     found = [
-        difference(_score(one), _score(other)).in_standard_errors
+        difference(_score(one), _score(other), one.samples, other.samples).in_standard_errors
         for one, other in pairs
         if (one.task, one.metric) == (other.task, other.metric)
     ]

@@ -17,6 +17,8 @@ STANDARD_ERRORS = 1.2
 """Scores that differ by at most so many combined standard errors count as alike, as in vllm#58151."""
 DIFFERENT = 0.01
 """Outputs are taken for differently distributed where the corrected probability is below this."""
+NORMAL = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+"""Half of such an interval in standard errors, about 1.96."""
 MOST = 700.0
 """Logarithm of about the largest float."""
 
@@ -74,7 +76,7 @@ class Difference(Record):
         value: The difference.
         standard_error: Of the difference; None where a score has none.
         low, high: 95 % confidence interval, by the normal approximation.
-        in_standard_errors: Absolute difference over its standard error; None where that is unknown or 0.
+        in_standard_errors: Absolute difference over its standard error; None where that is unknown.
         agreement: Whether it is within `STANDARD_ERRORS`.
     """
 
@@ -137,15 +139,21 @@ def standing(found: Ratio | None) -> Standing:
     return Standing.UNDECIDED
 
 
-def difference(of: Score, to: Score) -> Difference:
-    """Compare two scores of independent runs: the standard errors combine to `sqrt(a^2 + b^2)`."""
+def difference(of: Score, to: Score, of_samples: int, to_samples: int) -> Difference:
+    """Compare two scores of independent runs: the standard errors combine to `sqrt(a^2 + b^2)`.
+
+    Args:
+        of, to: The first less the second.
+        of_samples, to_samples: Questions behind each.
+    """
     value = of.value - to.value
-    if of.standard_error is None or to.standard_error is None:
+    of_error, to_error = standard_error(of, of_samples), standard_error(to, to_samples)
+    if of_error is None or to_error is None:
         return Difference(
             value=value, standard_error=None, low=None, high=None, in_standard_errors=None, agreement=Agreement.UNKNOWN
         )
-    error = math.hypot(of.standard_error, to.standard_error)
-    half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error
+    error = math.hypot(of_error, to_error)
+    half = NORMAL * error
     if abs(value) <= STANDARD_ERRORS * error:
         agreement = Agreement.ALIKE
     else:
@@ -155,9 +163,24 @@ def difference(of: Score, to: Score) -> Difference:
         standard_error=error,
         low=value - half,
         high=value + half,
-        in_standard_errors=abs(value) / error if error else None,
+        in_standard_errors=abs(value) / error,
         agreement=agreement,
     )
+
+
+def standard_error(score: Score, samples: int) -> float | None:
+    """The standard error of a score; None where it is not known.
+
+    Where every question went alike it is printed as 0, as if two questions told as much as a thousand. There it is that
+    of Agresti and Coull's proportion, with z^2 / 2 right and wrong answers more (The American Statistician 52, 1998).
+    """
+    if score.standard_error != 0:
+        return score.standard_error
+    if score.value not in (0, 1) or samples < 1:
+        return None
+    more = samples + NORMAL**2
+    share = (score.value * samples + NORMAL**2 / 2) / more
+    return math.sqrt(share * (1 - share) / more)
 
 
 def acceptance_length(drafts: Drafts) -> float | None:

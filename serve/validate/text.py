@@ -83,8 +83,8 @@ def _throughput(findings: Findings, plots: Sequence[str]) -> list[str]:
     return [
         "## Throughput",
         "",
-        f"Output tokens a second: median (lowest to highest) of {protocol.rounds} rounds. {FAILED} marks a cell with "
-        "failed requests: its rounds with failures are not in the numbers.",
+        f"Output tokens a second: median (lowest to highest) over rounds ({protocol.rounds}). {FAILED} marks a cell "
+        "with failed requests: its rounds with failures are not in the numbers.",
         "",
         *table(["concurrency", *arms], rows),
         *_plot("throughput", plots),
@@ -120,9 +120,10 @@ def _comparisons(findings: Findings, plots: Sequence[str]) -> list[str]:
         head = ["concurrency", "throughput", f"{PERCENT} interval", "rounds paired", "round left out", "verdict"]
         lines += [*table(head, rows), ""]
     if lines:
+        intervals = sum(each.ratio is not None and each.ratio.low is not None for each in findings.comparisons)
         lines += [
-            f"Each interval is a {PERCENT} one by itself: of {len(findings.comparisons)}, "
-            f"{(1 - CONFIDENCE) * len(findings.comparisons):.1f} miss on average.",
+            f"Each interval is a {PERCENT} one by itself: of {intervals}, {(1 - CONFIDENCE) * intervals:.1f} miss on "
+            "average.",
             *_plot("delta", plots),
         ]
     return lines
@@ -372,7 +373,8 @@ Everything above is in `report.json`, and that is computed from the run's record
   verified ones.
 - **Accuracy**: two scores are alike where they differ by at most {STANDARD_ERRORS} combined standard errors,
   sqrt(a^2 + b^2). Of arms that are equal, 77 % of comparisons pass, so one that fails is a reason to look, and a pass
-  bounds the loss only as far as its interval does.
+  bounds the loss only as far as its interval does. Where every question went alike, which prints a standard error of 0,
+  Agresti and Coull's is taken. A task of which another arm has nothing right decides nothing.
 - **Outputs**: greedy answers token for token; sampled tokens by a chi-square test of homogeneity at each position, the
   smallest probability multiplied by the number of positions (Bonferroni). Different is below {DIFFERENT}.
 - **Start-up**: from the command to a model that answers; graph capture and memory as vLLM logs them. Median, lowest and

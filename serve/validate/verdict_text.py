@@ -43,22 +43,28 @@ def _accuracy_verdict(findings: Findings) -> str:
     differences = [each for each in findings.score_differences if each.arm is Arm.ADAPTIVE]
     if not differences:
         return "No task was scored on adaptive and on another arm."
+    bottom = ", ".join(dict.fromkeys(each.task for each in differences if not each.can_fall))
+    beyond = f" On {line(bottom)} another arm has nothing right, so that no loss could be seen." if bottom else ""
+    differences = [each for each in differences if each.can_fall]
+    if not differences:
+        return beyond.strip()
     tasks = ", ".join(dict.fromkeys(each.task for each in differences))
     verdict = findings.verdict.accuracy
     if verdict is Kept.LOWER:
         lower = [each for each in differences if each.difference.agreement is Agreement.LOWER]
         return (
             f"{len(lower)} of {len(differences)} differences are lower by more than {STANDARD_ERRORS} combined "
-            f"standard errors: {'; '.join(map(_score_delta, lower))}. Of arms that are equal, 12 % of comparisons are."
+            f"standard errors: {'; '.join(map(_score_delta, lower))}. Of arms that are equal, 12 % of comparisons "
+            f"are.{beyond}"
         )
     if verdict is Kept.UNKNOWN:
-        return f"On {line(tasks)}, some scores have no standard error."
+        return f"On {line(tasks)}, some scores have no standard error.{beyond}"
     lowest = min(differences, key=lambda each: each.difference.value)
     most = max(-each.difference.low for each in differences if each.difference.low is not None)
     return (
         f"On {line(tasks)} no score of adaptive is lower by more than {STANDARD_ERRORS} combined standard errors "
         f"({len(differences)} differences); the lowest is {_score_delta(lowest)}. "
-        f"What the intervals leave possible is a loss of up to {max(100 * most, 0.0):.2f} points."
+        f"What the intervals leave possible is a loss of up to {max(100 * most, 0.0):.2f} points.{beyond}"
     )
 
 

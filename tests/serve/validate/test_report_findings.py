@@ -168,6 +168,21 @@ def test_accuracy_is_kept_lower_or_cannot_be_told(value: float, error: float | N
     assert f"**Accuracy: {kept}.**" in render(found, [])
 
 
+def test_a_task_of_which_nothing_is_right_decides_nothing() -> None:
+    made = records(protocol(tasks=("gsm8k", "niah-16384")))
+
+    def nothing(accuracy: Accuracy) -> Accuracy:
+        return accuracy.model_copy(update={"scores": {"score": Score(value=0.0, standard_error=0.0)}, "samples": 8})
+
+    for tasks, kept in (({"gsm8k"}, Kept.KEPT), ({"gsm8k", "niah-16384"}, Kept.UNKNOWN)):
+        accuracies = tuple(nothing(a) if a.task in tasks else a for a in made.accuracies)
+        found = derive(Records(made.run, (), (), accuracies))
+        text = render(found, [])
+        assert found.verdict.accuracy is kept
+        assert "another arm has nothing right, so that no loss could be seen" in text
+        assert ("On niah-16384 no score of adaptive is lower" in text) is (kept is Kept.KEPT)
+
+
 @pytest.mark.parametrize(
     ("equal", "p_value", "outputs"), [(32, 0.3, "same"), (31, 0.3, "different"), (32, 0.003, "different")]
 )

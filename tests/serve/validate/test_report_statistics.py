@@ -20,6 +20,7 @@ from serve.validate.statistics import (
     difference,
     ratio,
     spread,
+    standard_error,
     standing,
     verified_width,
 )
@@ -93,7 +94,7 @@ def test_a_ratio_lies_in_its_interval_and_turns_round(rounds: dict[int, tuple[fl
 
 
 def test_scores_are_alike_within_one_and_a_fifth_combined_standard_errors() -> None:
-    found = difference(Score(value=0.9219, standard_error=0.0074), Score(value=0.9325, standard_error=0.0069))
+    found = difference(Score(value=0.9219, standard_error=0.0074), Score(value=0.9325, standard_error=0.0069), 9, 9)
     assert found.standard_error == pytest.approx(math.sqrt(0.0074**2 + 0.0069**2))
     assert found.in_standard_errors == pytest.approx(1.0477, abs=1e-4)
     assert found.agreement is Agreement.ALIKE
@@ -109,12 +110,28 @@ def test_scores_are_alike_within_one_and_a_fifth_combined_standard_errors() -> N
         ((0.93, 0.007), (0.90, 0.007), Agreement.HIGHER),
         ((0.90, None), (0.93, 0.007), Agreement.UNKNOWN),
         ((1.0, 0.0), (1.0, 0.0), Agreement.ALIKE),
-        ((0.9, 0.0), (1.0, 0.0), Agreement.LOWER),
+        ((0.9, 0.0), (1.0, 0.0), Agreement.UNKNOWN),
+        ((0.9, 0.007), (1.0, 0.0), Agreement.LOWER),
     ],
 )
 def test_what_a_score_says(of: tuple[float, float], to: tuple[float, float], agreement: Agreement) -> None:
-    found = difference(Score(value=of[0], standard_error=of[1]), Score(value=to[0], standard_error=to[1]))
-    assert found.agreement is agreement
+    scores = (Score(value=each[0], standard_error=each[1]) for each in (of, to))
+    assert difference(*scores, 1000, 1000).agreement is agreement
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_two_questions_that_went_alike_say_less_than_a_thousand(value: float) -> None:
+    score = Score(value=value, standard_error=0.0)
+    few, many = difference(score, score, 2, 2), difference(score, score, 1000, 1000)
+    assert few.high == pytest.approx(0.54, abs=0.01)
+    assert many.high == pytest.approx(0.0038, abs=0.0001)
+    assert {few.agreement, many.agreement} == {Agreement.ALIKE}
+    # SciPy has Wilson's interval, whose middle Agresti and Coull's proportion is.
+    wilson = stats.binomtest(round(2 * value), 2).proportion_ci(0.95, "wilson")
+    middle = (wilson.low + wilson.high) / 2
+    assert standard_error(score, 2) == pytest.approx(
+        math.sqrt(middle * (1 - middle) / (2 + stats.norm.ppf(0.975) ** 2))
+    )
 
 
 def test_lengths_come_from_counts_and_rounds_are_added_before_dividing() -> None:
