@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
@@ -274,13 +273,12 @@ def accuracy(findings: Findings) -> Figure | None:
 def _mark_bare(
     axes: Axes, scores: Sequence[TaskScore], tasks: Sequence[tuple[str, str]], arms: Sequence[Arm], height: int
 ) -> None:
-    """Say so where a score has no standard error: a point without a bar would look exact."""
+    """Say why a score has no bar: without a word it would look exact."""
     for score in scores:
-        if score.standard_error is None:
+        if not score.standard_error:
             y = tasks.index((score.task, score.metric)) * height + arms.index(score.arm)
-            axes.annotate(
-                "no standard error", (100 * score.value, y), (8, 0), textcoords="offset points", va="center", fontsize=8
-            )
+            why = "no standard error" if score.standard_error is None else f"all {score.samples} alike"
+            axes.annotate(why, (100 * score.value, y), (8, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def starts(findings: Findings) -> Figure | None:
@@ -338,10 +336,8 @@ PLOTS: dict[str, Callable[[Findings], Figure | None]] = {
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure of its own, without pyplot's global state."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    """A figure of its own, in inches, without pyplot's global state."""
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _by_concurrency(axes: Axes, cells: Sequence[Cell], number: Callable[[Cell], Spread | None]) -> None:

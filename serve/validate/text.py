@@ -28,6 +28,7 @@ from serve.validate.wording import (
 )
 
 LONGEST_MESSAGE = 300
+MOST_DIFFERENCES = 5
 
 PARTS = {
     Part.START: "Starts of a server",
@@ -190,7 +191,7 @@ def _outputs(findings: Findings) -> list[str]:
         [
             check.arm,
             f"{check.greedy_equal} of {check.greedy_prompts} ({check.greedy_tokens:,} tokens)",
-            ", ".join(f"prompt {prompt} at {position}" for prompt, position in check.first_difference.items()) or NONE,
+            _first_differences(check.first_difference),
             f"{check.sampled_tokens:,}",
             str(check.positions),
             NONE if check.p_value is None else f"{check.p_value:.3g}",
@@ -207,6 +208,12 @@ def _outputs(findings: Findings) -> list[str]:
         "A greedy difference is no proof of a fault: on a GPU the rounding of a batch depends on its shape, and where "
         "two tokens are nearly as likely the other one may win.",
     ]
+
+
+def _first_differences(positions: Mapping[int, int]) -> str:
+    named = [f"prompt {prompt} at {position}" for prompt, position in list(positions.items())[:MOST_DIFFERENCES]]
+    more = [f"{len(positions) - len(named)} more"] if len(positions) > len(named) else []
+    return ", ".join([*named, *more]) or NONE
 
 
 def _starts(findings: Findings, plots: Sequence[str]) -> list[str]:

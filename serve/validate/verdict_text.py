@@ -100,11 +100,10 @@ def _p_value(p_value: float | None) -> str:
 def _at(comparison: Comparison) -> str:
     if comparison.ratio is None:
         return f"{comparison.concurrency}" + (f" ({FAILED} no round without failures)" if comparison.left_out else "")
-    return f"{comparison.concurrency} ({delta_text(comparison.ratio)})"
+    return f"{comparison.concurrency} ({_delta(comparison.ratio)})"
 
 
-def delta_text(ratio: Ratio) -> str:
-    """A ratio as a percentage with its interval."""
+def _delta(ratio: Ratio) -> str:
     value = signed(ratio.value)
     if ratio.low is None or ratio.high is None:
         return f"{value}, one round: no interval"

@@ -184,7 +184,8 @@ def test_a_task_of_which_nothing_is_right_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("equal", "p_value", "outputs"), [(32, 0.3, "same"), (31, 0.3, "different"), (32, 0.003, "different")]
+    ("equal", "p_value", "outputs"),
+    [(32, 0.3, "same"), (31, 0.3, "different"), (0, 0.3, "different"), (32, 0.003, "different")],
 )
 def test_outputs_are_the_same_or_not(equal: int, p_value: float, outputs: str) -> None:
     made = records()
@@ -194,6 +195,7 @@ def test_outputs_are_the_same_or_not(equal: int, p_value: float, outputs: str) -
     assert found.outputs[0].p_value == pytest.approx(3 * p_value)
     assert f"{equal} of 32 greedy answers equal" in render(found, [])
     assert ("prompt 0 at 17" in render(found, [])) is (equal < 32)
+    assert ("prompt 4 at 17, 27 more" in render(found, [])) is (equal == 0)
 
 
 def test_one_round_has_no_interval_and_says_so() -> None:
