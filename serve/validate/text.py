@@ -122,11 +122,11 @@ def _comparisons(findings: Findings, plots: Sequence[str]) -> list[str]:
         lines += [*table(head, rows), ""]
     if lines:
         intervals = sum(each.ratio is not None and each.ratio.low is not None for each in findings.comparisons)
-        lines += [
-            f"Each interval is a {PERCENT} one by itself: of {intervals}, {(1 - CONFIDENCE) * intervals:.1f} miss on "
-            "average.",
-            *_plot("delta", plots),
-        ]
+        if intervals:
+            missing = (1 - CONFIDENCE) * intervals
+            lines += [f"Each interval is a {PERCENT} one by itself: of {intervals}, {missing:.1f} miss on average.", ""]
+        # The list ends with an empty line, and the plot begins with one.
+        lines = [*lines[:-1], *_plot("delta", plots)]
     return lines
 
 

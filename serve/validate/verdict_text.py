@@ -28,15 +28,18 @@ def verdict_section(findings: Findings) -> list[str]:
         f"- **Failures:** {verdict.failed_requests:,} of {verdict.requests:,} requests; "
         f"not used because of them, or for want of an answer: {verdict.unused_cells} of {measured} measured cells."
     )
-    other = len(findings.missing) - verdict.missing_cells
-    if findings.missing or findings.run.skipped:
-        lines.append(
-            f"- **This report is partial:** there is no record of {verdict.missing_cells} of {verdict.cells} cells of "
-            f"the sweep and of {other} other parts; skipped: {len(findings.run.skipped)} ([list](#not-measured))."
-        )
-    else:
-        lines.append("- **Complete:** everything in the protocol was measured.")
-    return lines
+    return [*lines, f"- {_completeness(findings)}"]
+
+
+def _completeness(findings: Findings) -> str:
+    cells, skipped = findings.verdict.missing_cells, len(findings.run.skipped)
+    other = len(findings.missing) - cells
+    parts = [f"no record of {cells} of {findings.verdict.cells} cells of the sweep"] if cells else []
+    parts += [f"no record of other parts: {other}"] if other else []
+    parts += [f"skipped: {skipped}"] if skipped else []
+    if not parts:
+        return "**Complete:** everything in the protocol was measured."
+    return f"**This report is partial:** {'; '.join(parts)} ([list](#not-measured))."
 
 
 def _accuracy_verdict(findings: Findings) -> str:

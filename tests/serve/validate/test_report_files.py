@@ -116,7 +116,9 @@ def test_a_run_without_a_record_has_a_report_and_old_plots_go(tmp_path: Path) ->
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "delta.svg").write_text("of an earlier report")
     text = write_report(tmp_path).read_text()
-    assert "there is no record of 36 of 36 cells" in text
+    assert (
+        "**This report is partial:** no record of 36 of 36 cells of the sweep; no record of other parts: 11 (" in text
+    )
     assert list((tmp_path / "plots").iterdir()) == []
     assert "plots/" not in text
 

@@ -204,6 +204,7 @@ def test_one_round_has_no_interval_and_says_so() -> None:
     text = render(found, [])
     assert "one round: no interval" in text
     assert "none with one round" in text
+    assert "miss on average" not in text
     assert "**Accuracy: not measured.**" in text
 
 
@@ -245,6 +246,8 @@ def test_what_is_missing_is_named_with_its_reason() -> None:
         (Part.ACCURACY, "niah-65536"): skipped[0].reason,
         (Part.EXACTNESS, None): "r2",
     }
+    partial = "no record of 9 of 12 cells of the sweep; no record of other parts: 7; skipped: 2 ([list](#not-measured))"
+    assert partial in render(found, [])
     assert len(missing_in(render(found, []))) == len(found.missing) == 2 + 9 + 3 + 2
     assert "| task niah-65536 | its data is not there: give --data |" in render(found, [])
 
