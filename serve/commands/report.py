@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from serve.errors import ExitCode, InputError
+from serve.errors import ExitCode
+from serve.validate.here import check_extra
 
 
 def report_command(directory: Path, beside: Sequence[str] = ()) -> int:
@@ -14,10 +15,8 @@ def report_command(directory: Path, beside: Sequence[str] = ()) -> int:
     Raises:
         InputError: no run's directory, a record that cannot be used, no such reference table, or nothing to draw with.
     """
-    try:
-        from serve.validate.report import write_report
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        raise InputError(f"{missing} is not installed: pip install 'dspark-serve[validate]'") from error
+    check_extra(("matplotlib", "scipy"))
+    from serve.validate.report import write_report
+
     print(write_report(directory, beside))
     return ExitCode.OK
