@@ -2,6 +2,10 @@
 
 uvicorn's httptools protocol reads headers of any length, waits for them for ever, and keeps a client that stops
 reading for ever. Bodies are bounded where they are read (`serve.exchange`).
+
+A client may send further requests before the first one is answered. uvicorn answers them in turn, but writes a refusal
+into whatever answer is being sent, and tells only the last request that the client went away. Here a refusal waits for
+its turn, and every request is told.
 """
 
 from __future__ import annotations
@@ -9,12 +13,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from serve.limits import HEAD_BYTES, HEAD_SECONDS, WRITE_PAUSE_SECONDS
 
 LINGER_SECONDS = 1.0
 """What a client that still writes gets to read a refusal in."""
+REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class HeadTooLongError(ValueError):
@@ -35,6 +40,8 @@ class BoundedConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._refused = False
+        self._refusal: bytes | None = None
+        self._answered: RequestResponseCycle | None = None
         self._reading_head = True
         self._messages = 0
         self._parsed_bytes = 0
@@ -51,6 +58,9 @@ class BoundedConnection(HttpToolsProtocol):
         """The connection is gone, whoever ended it."""
         self._stop_head_timer()
         self.resume_writing()
+        self.pipeline.clear()
+        if self._answered is not None:
+            _disconnect(self._answered)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -86,9 +96,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The request is known but for its body."""
+        super().on_headers_complete()
         self._reading_head = False
         self._stop_head_timer()
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The body has ended."""
@@ -97,9 +107,10 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The answer is sent. Where the body still arrives, it was refused: it is thrown away, for a while."""
-        if self.cycle.more_body and self._head_timer is None:
+        if self._answered is not None and self._answered.more_body and self._head_timer is None:
             self._start_head_timer()
         super().on_response_complete()
+        self._send_refusal()
 
     def pause_writing(self) -> None:
         """The client does not read what is sent."""
@@ -118,7 +129,11 @@ class BoundedConnection(HttpToolsProtocol):
         if self._parsed_bytes > HEAD_BYTES:
             self._refuse(431, "the request's headers are too long")
         else:
-            super().send_400_response(msg)
+            self._refuse(400, msg)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _count(self, size: int) -> None:
         self._parsed_bytes += size
@@ -141,16 +156,44 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
+        """Refuse the request that arrives, and read nothing more."""
         if self._refused or self.transport.is_closing():
             return
+        self._refused = True
+        if not self._reading_head:
+            self._give_up_body()
         body = message.encode()
-        reason = {408: "Request Timeout", 431: "Request Header Fields Too Large"}[status]
         head = (
-            f"HTTP/1.1 {status} {reason}\r\ncontent-type: text/plain; charset=utf-8\r\n"
+            f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: text/plain; charset=utf-8\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        self._refused = True
-        self.transport.write(head.encode() + body)
+        self._refusal = head.encode() + body
+        self._send_refusal()
+
+    def _give_up_body(self) -> None:
+        """The request whose body cannot be read: it may wait for its turn, run, or be answered already."""
+        if self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()
+        elif self.cycle.response_started:
+            self.transport.close()  # cut, which the answer's framing shows
+        else:
+            _disconnect(self.cycle)
+
+    def _send_refusal(self) -> None:
+        """Send what was refused, once every request before it is answered."""
+        answered = self._answered
+        waits = answered is not None and not (answered.response_complete or answered.disconnected)
+        if self._refusal is None or self.pipeline or waits or self.transport.is_closing():
+            return
+        self.transport.write(self._refusal)
+        self._refusal = None
         # Closed at once, what the client still sends would be answered by a reset, and the answer lost with it.
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Tell the app that its client is gone; what it still sends goes nowhere."""
+    if not cycle.response_complete:
+        cycle.disconnected = True
+        cycle.message_event.set()
