@@ -26,8 +26,10 @@ TOKENS = 12
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("ranks")
-    # One NUMA node has the cores of one rank only, unless threads are bound to none.
-    with serving(directory, vllm=("--tensor-parallel-size", "2"), VLLM_CPU_OMP_THREADS_BIND="nobind") as server:
+    # One NUMA node has the cores of one rank only, unless threads are bound to none. One thread a rank: more threads
+    # than cores wait for each other by spinning, which takes the cores from those that they wait for.
+    threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    with serving(directory, vllm=("--tensor-parallel-size", "2"), **threads) as server:
         server.wait_until_ready()
         yield server
 
