@@ -288,6 +288,8 @@ class Service:
     def _notice_death(self) -> None:
         if self.engine is None or (death := self.engine.death) is None:
             return
+        if self.lifecycle.state is State.FAILED:
+            return  # its consequence: a stall's record may still be being written, and ends the server when it is
         if self.settings.headless and self.lifecycle.state is State.DRAINING:
             return  # the other node's server has ended its ranks, which this drain waited for
         starting = self.lifecycle.state is State.STARTING
@@ -350,7 +352,8 @@ class Service:
             logger.warning("%d requests were not done in time and were told so", self.exchanges.under_way)
             self.exchanges.end(STOPPING)
             await self.exchanges.ended(TELL_SECONDS)
-        server.should_exit = True
+        if self.lifecycle.state is not State.FAILED:  # a failed one has things to say before it ends
+            server.should_exit = True
 
     @property
     def _keeps_ranks(self) -> bool:
