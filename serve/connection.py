@@ -6,6 +6,9 @@ reading for ever. Bodies are bounded where they are read (`serve.exchange`).
 A client may send further requests before the first one is answered. uvicorn answers them in turn, but writes a refusal
 into whatever answer is being sent, and tells only the last request that the client went away. Here a refusal waits for
 its turn, and every request is told.
+
+A handshake that uvicorn's WebSocket protocol cannot read is neither answered nor closed by it, and fails the stop of
+the whole server.
 """
 
 from __future__ import annotations
@@ -124,6 +127,20 @@ class BoundedConnection(HttpToolsProtocol):
             self._write_timer = None
         super().resume_writing()
 
+    def handle_websocket_upgrade(self) -> None:
+        """A WebSocket is asked for."""
+        if self._answers_first:
+            self._refuse(400, "a WebSocket needs a connection of its own")
+            return
+        super().handle_websocket_upgrade()
+        protocol = self.transport.get_protocol()
+        # It was given the whole request, so it has begun or never will. Another library's protocol answers by itself.
+        if not getattr(protocol, "handshake_initiated", True):
+            self.connections.discard(protocol)
+            self.connections.add(self)
+            self.transport.set_protocol(self)
+            self._refuse(400, "the request is no handshake of a WebSocket")
+
     def send_400_response(self, msg: str) -> None:
         """The parser refused the request; where our own count made it, say so."""
         if self._parsed_bytes > HEAD_BYTES:
@@ -172,6 +189,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _give_up_body(self) -> None:
         """The request whose body cannot be read: it may wait for its turn, run, or be answered already."""
+        if self.cycle is None or self.cycle.scope is not self.scope:
+            return  # it asks for a WebSocket, which would begin after the body
         if self.pipeline and self.pipeline[0][0] is self.cycle:
             self.pipeline.popleft()
         elif self.cycle.response_started:
@@ -179,11 +198,16 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             _disconnect(self.cycle)
 
+    @property
+    def _answers_first(self) -> bool:
+        """Whether requests that came before are not answered yet."""
+        answered = self._answered
+        runs = answered is not None and not (answered.response_complete or answered.disconnected)
+        return runs or bool(self.pipeline)
+
     def _send_refusal(self) -> None:
         """Send what was refused, once every request before it is answered."""
-        answered = self._answered
-        waits = answered is not None and not (answered.response_complete or answered.disconnected)
-        if self._refusal is None or self.pipeline or waits or self.transport.is_closing():
+        if self._refusal is None or self._answers_first or self.transport.is_closing():
             return
         self.transport.write(self._refusal)
         self._refusal = None

@@ -30,6 +30,9 @@ class Served:
         self.gone = asyncio.Event()
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while self.sent < self.size:
             part = CHUNK[: self.size - self.sent]
@@ -197,12 +200,15 @@ async def _stable(it: Served) -> None:
 GET_NUMBER = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /posted HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nfirstother"
+SOCKET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+SOCKET += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 REFUSED = {
     "no HTTP": (b"\x00\x01\r\n\r\n", 400),
     "no URL": (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
     "an endless head": (GET + b"a: " + b"b" * 400_000, 431),
     "a head that does not end": (b"GET / HT", 408),
     "a broken body": (POST + b"zz\r\n", 400),
+    "a WebSocket": (SOCKET + b"\r\n", 400),
     "a broken trailer": (POST + b"0\r\na: " + b"b" * 70_000 + b"\r\n\r\n", 431),
 }
 
@@ -227,6 +233,25 @@ def test_a_refusal_waits_until_the_requests_before_it_are_answered(refused: byte
     answer = asyncio.run(scenario())
     assert answer.startswith(WHOLE * 2 + b"HTTP/1.1 %d " % status)
     assert answer.count(b"HTTP/1.1") == 3
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        SOCKET + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        SOCKET + b"Content-Length: 5\r\n\r\nhello",
+        SOCKET + b"a: b\r\n" * 200 + b"\r\n",
+        SOCKET + b"a: " + b"b" * 10_000 + b"\r\n\r\n",
+    ],
+    ids=["broken body", "body", "many headers", "a long header"],
+)
+def test_a_websocket_that_cannot_begin_is_refused_and_the_server_still_stops(request_: bytes) -> None:
+    assert check(request_).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_websocket_that_can_is_answered_by_the_app_or_by_its_library() -> None:
+    assert check(SOCKET + b"\r\n").startswith(b"HTTP/1.1 403 ")
+    assert check(SOCKET.replace(b"GET", b"POST") + b"\r\n").startswith(b"HTTP/1.1 405 ")
 
 
 @pytest.mark.parametrize(
