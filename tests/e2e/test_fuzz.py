@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.e2e.open_requests import under_way
 from tests.e2e.requests_at_random import Fuzzed, requests
 from tests.e2e.running import Server
 
@@ -76,6 +77,8 @@ def test_no_request_makes_the_server_fail(server: Server, count: int) -> None:
     assert seen.failures == []
     assert seen.statuses.total() >= count
     assert {200, 400, 404} <= set(seen.statuses)
+    # Whoever left was still waited for: nothing is stuck.
+    server.wait_until(lambda: under_way(server) == 0 and server.samples()["vllm:num_requests_running", ""] == 0)
     server.client.put("/dspark/mode", json={"mode": "adaptive"})
     assert server.client.get("/readyz").status_code == 200
     assert server.complete("def f(x):", max_tokens=16)["choices"][0]["text"] == before
