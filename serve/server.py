@@ -433,14 +433,15 @@ class Service:
         model, url = engine.model_names[0], self.settings.url
         body = json.dumps({"model": model, "prompt": "def fibonacci(n):", "max_tokens": 64}, ensure_ascii=False)
         key = '-H "Authorization: Bearer $DSPARK_API_KEY" ' if self.settings.keys else ""
-        print(
+        text = (
             f"\ndspark-serve is ready: {model} at {url} ({self.settings.identity.verification.value} verification)\n\n"
             f"  curl {url}/v1/completions {key}-H 'Content-Type: application/json' \\\n"
             f"    -d {shlex.quote(body)}\n\n"
             + ("  DSPARK_API_KEY stands for one of the server's keys\n\n" if key else "")
-            + f"  metrics {url}/metrics   status {url}/dspark/\n",
-            flush=True,
+            + f"  metrics {url}/metrics   status {url}/dspark/\n"
         )
+        with contextlib.suppress(OSError):  # a full disk, or a reader that has left, is no reason to stop
+            print(text, flush=True)
 
 
 def run(settings: Settings) -> ExitCode:

@@ -1,6 +1,7 @@
 """One whole server around an engine that does what no real one does on demand."""
 
 import asyncio
+import io
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from patches.calibration.mode import CalibrationMode
 from patches.install import survey
 from serve.engine import DeathBell, Engine
 from serve.errors import ExitCode
+from serve.lifecycle import State
 from serve.limits import Limits
 from serve.metrics import Identity
 from serve.preflight.report import Report
@@ -27,9 +29,10 @@ from serve.stall import Progress, Stall
 
 
 class Hanging(Engine):
-    """An engine that has a request and completes no step."""
+    """An engine that completes no step, whether it has requests or none."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: int) -> None:
+        self.requests = requests
         super().__init__(SimpleNamespace(engine_core=SimpleNamespace(engine_ranks_managed=())), None, {})
         self.killed = False
 
@@ -49,7 +52,7 @@ class Hanging(Engine):
         return "it was killed" if self.killed else None
 
     def progress(self) -> list[Progress]:
-        return [Progress(0, 7, running=1, waiting=0, requests=1, core=None)]
+        return [Progress(0, 7, running=1, waiting=0, requests=self.requests, core=None)]
 
     def shutdown(self) -> None:
         pass
@@ -93,7 +96,7 @@ def test_a_stall_is_recorded_whatever_happens_while_its_record_is_made(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = Hanging()
+    engine = Hanging(requests=1)
     monkeypatch.setattr(serve.server, "start_engine", lambda *_: engine)
     monkeypatch.setattr(serve.server, "WATCH_SECONDS", 0.05)
     monkeypatch.setattr(serve.server, "FAILED_SECONDS", 0.05)
@@ -117,3 +120,26 @@ def test_a_stall_is_recorded_whatever_happens_while_its_record_is_made(
     (told,) = [line for line in caplog.messages if line.startswith("stall: ")]
     assert '"last_step": 7' in told
     assert caplog.messages[-1].startswith("exit code 4: engine 0 stalled")
+
+
+def test_a_server_that_cannot_say_that_it_is_ready_serves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output goes to a full disk."""
+    monkeypatch.setattr(serve.server, "start_engine", lambda *_: Hanging(requests=0))
+
+    async def scenario() -> ExitCode:
+        service = Service(settings(tmp_path / "counters", sock))
+        ends = asyncio.create_task(service.run())
+        while service.lifecycle.state is State.STARTING:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert service.lifecycle.state is State.READY
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await asyncio.wait_for(ends, 30)
+
+    # Unbuffered, since closing the file would try again.
+    full = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
+    monkeypatch.setattr("sys.stdout", full)
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        assert asyncio.run(scenario()) is ExitCode.OK
