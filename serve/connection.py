@@ -14,6 +14,7 @@ the whole server.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -44,7 +45,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._refused = False
         self._refusal: bytes | None = None
-        self._answered: RequestResponseCycle | None = None
+        # In the order in which they came: uvicorn works on the first one, the others wait for it.
+        self._unanswered: deque[RequestResponseCycle] = deque()
         self._reading_head = True
         self._messages = 0
         self._parsed_bytes = 0
@@ -61,9 +63,8 @@ class BoundedConnection(HttpToolsProtocol):
         """The connection is gone, whoever ended it."""
         self._stop_head_timer()
         self.resume_writing()
-        self.pipeline.clear()
-        if self._answered is not None:
-            _disconnect(self._answered)
+        for cycle in self._unanswered:
+            _disconnect(cycle)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -100,6 +101,8 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The request is known but for its body."""
         super().on_headers_complete()
+        if self._is_begun:
+            self._unanswered.append(self.cycle)
         self._reading_head = False
         self._stop_head_timer()
 
@@ -110,7 +113,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The answer is sent. Where the body still arrives, it was refused: it is thrown away, for a while."""
-        if self._answered is not None and self._answered.more_body and self._head_timer is None:
+        if self._unanswered.popleft().more_body and self._head_timer is None:
             self._start_head_timer()
         super().on_response_complete()
         self._send_refusal()
@@ -129,7 +132,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """A WebSocket is asked for."""
-        if self._answers_first:
+        if self._unanswered:
             self._refuse(400, "a WebSocket needs a connection of its own")
             return
         super().handle_websocket_upgrade()
@@ -147,10 +150,6 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(431, "the request's headers are too long")
         else:
             self._refuse(400, msg)
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answered = cycle
-        super()._start_asgi_task(cycle, app)
 
     def _count(self, size: int) -> None:
         self._parsed_bytes += size
@@ -187,27 +186,27 @@ class BoundedConnection(HttpToolsProtocol):
         self._refusal = head.encode() + body
         self._send_refusal()
 
+    @property
+    def _is_begun(self) -> bool:
+        """Whether the request that arrives is known to the app, or waits for those before it; no WebSocket is."""
+        return self.cycle is not None and self.cycle.scope is self.scope
+
     def _give_up_body(self) -> None:
-        """The request whose body cannot be read: it may wait for its turn, run, or be answered already."""
-        if self.cycle is None or self.cycle.scope is not self.scope:
-            return  # it asks for a WebSocket, which would begin after the body
+        """Take back the request whose body cannot be read."""
+        if not (self._is_begun and self.cycle.more_body):
+            return
+        if self.cycle not in self._unanswered or self.cycle.response_started:
+            self.transport.close()  # an answer that has begun is cut, which its framing shows
+            return
+        self._unanswered.remove(self.cycle)
         if self.pipeline and self.pipeline[0][0] is self.cycle:
             self.pipeline.popleft()
-        elif self.cycle.response_started:
-            self.transport.close()  # cut, which the answer's framing shows
         else:
             _disconnect(self.cycle)
 
-    @property
-    def _answers_first(self) -> bool:
-        """Whether requests that came before are not answered yet."""
-        answered = self._answered
-        runs = answered is not None and not (answered.response_complete or answered.disconnected)
-        return runs or bool(self.pipeline)
-
     def _send_refusal(self) -> None:
         """Send what was refused, once every request before it is answered."""
-        if self._refusal is None or self._answers_first or self.transport.is_closing():
+        if self._refusal is None or self._unanswered or self.transport.is_closing():
             return
         self.transport.write(self._refusal)
         self._refusal = None
