@@ -111,7 +111,7 @@ def random_request(rng: random.Random, prompts: Sequence[str]) -> tuple[str, dic
             {"temperature": 0},
             {"temperature": 0.7, "top_p": 0.9},
             {"temperature": 1.0, "top_k": 20, "seed": rng.randrange(1000)},
-            {"temperature": 1.2, "min_p": 0.05, "repetition_penalty": 1.1},
+            {"temperature": 1.2, "repetition_penalty": 1.1},
             {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.5},
             {"temperature": 1.0, "n": 2},
         ]
