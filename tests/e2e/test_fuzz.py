@@ -16,8 +16,10 @@ from tests.e2e.requests_at_random import Fuzzed, requests
 from tests.e2e.running import Server
 
 AT_ONCE = 20
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 20.0
 """A valid request may ask for many tokens: its client leaves then, which is no failure."""
+MOST_THAT_LEAVE = 0.2
+"""Of all. Where more do, the machine is too slow to have shown anything about what they asked for."""
 
 
 @dataclass
@@ -88,6 +90,7 @@ def test_no_request_makes_the_server_fail(server: Server, count: int) -> None:
     assert seen.failures == []
     assert seen.statuses.total() >= count
     assert {200, 400, 404} <= set(seen.statuses)
+    assert seen.statuses[0] < MOST_THAT_LEAVE * count
     # Whoever left was still waited for: nothing is stuck.
     server.wait_until(lambda: under_way(server) == 0 and server.samples()["vllm:num_requests_running", ""] == 0)
     server.client.put("/dspark/mode", json={"mode": "adaptive"})
