@@ -11,5 +11,5 @@ fuzz: setup-test ## 10,000 requests as nobody should send them
 drain: setup-test ## Hundreds of requests that end together, many rounds, on two tensor-parallel ranks
 	@$(BIN)/python -m pytest -s -m robustness -o timeout=7200 tests/e2e/test_drain_together.py
 
-soak: setup-test ## Load a server for long and measure what grows (MINUTES=30)
-	@$(BIN)/python -m tests.bench.soak --minutes $(MINUTES)
+soak: setup-test ## Load a server for long and measure what grows (MINUTES=30, RAW=file of samples)
+	@$(BIN)/python -m tests.bench.soak --minutes $(MINUTES) $(if $(RAW),--raw $(RAW))

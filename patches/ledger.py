@@ -187,6 +187,7 @@ LEDGER: tuple[Patch, ...] = (
             f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
             "vllm.config.vllm:VllmConfig._validate_adaptive_verification",
             "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
+            "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p",
         ),
         bound_in={
             f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend": (_ADAPTIVE,),

@@ -54,24 +54,27 @@ class Access:
 def same_origin(request: Request) -> None:
     """Let pass what no browser sent, or sent from a page of this server. A FastAPI dependency.
 
-    Schemes are not compared: behind a proxy that ends TLS, the browser's is another than ours.
+    Of several origins, each must be ours. Schemes are not compared: behind a proxy that ends TLS, the browser's is
+    another than ours.
 
     Raises:
         ApiError: 403, a browser sent it from a page of another origin.
     """
-    origin = request.headers.get("origin")
-    if origin is None:
-        return
-    try:
-        host = urlsplit(origin).netloc
-    except ValueError:
-        host = ""
-    if not host or host.lower() != request.headers.get("host", "").lower():
+    host = request.headers.get("host", "").lower()
+    if not all(host and _host_of(origin) == host for origin in request.headers.getlist("origin")):
         raise ApiError(
             403,
             "permission_error",
             "a page of another origin may not change this server; behind a proxy, let it pass the Host header on",
         )
+
+
+def _host_of(origin: str) -> str:
+    """Host and port of an origin as they stand in a Host header; empty where it has none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _digest(key: str) -> bytes:

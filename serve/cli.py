@@ -5,6 +5,7 @@ Every error of the user's is one line on standard error and exit code 2.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -435,11 +436,19 @@ def serve_profile(
             headless=headless,
         )
     )
-    # Leave without the interpreter's teardown: a start may still be blocked in its thread inside vLLM, and the
-    # engine's extension modules report leaks for pages while they are unloaded.
+    leave(code)
+
+
+def leave(code: ExitCode) -> NoReturn:
+    """End the process without the interpreter's teardown.
+
+    A start may still be blocked in its thread inside vLLM, and the engine's extension modules report leaks for pages
+    while they are unloaded.
+    """
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # what a full disk did not take stays in the buffer
+            stream.flush()
     os._exit(code)
 
 

@@ -49,7 +49,7 @@ def mode_routes(modes: ModeSwitch) -> APIRouter:
         "/dspark/mode",
         summary="Switch verification between adaptive and fixed, from the next step on",
         dependencies=[Depends(same_origin)],
-        responses=described(401, 403, 408, 409, 422, 504),
+        responses=described(401, 403, 408, 409, 413, 422, 504),
         openapi_extra={
             "requestBody": {
                 "required": True,
@@ -76,7 +76,7 @@ async def _read_mode(request: Request) -> Mode:
     The body is read here and not by FastAPI, which would read any length of it before it asks for the key.
 
     Raises:
-        ApiError: 422, it is anything but an object with a mode; 408, it does not arrive.
+        ApiError: 422, it is anything but an object with a mode; 413, it is too long for one; 408, it does not arrive.
     """
     body = b""
     try:
@@ -84,7 +84,7 @@ async def _read_mode(request: Request) -> Mode:
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BODY_BYTES:
-                    raise ApiError(422, "invalid_request_error", f"the body is too long: {EXPECTED}")
+                    raise ApiError(413, "invalid_request_error", f"the body is too long: {EXPECTED}")
     except (TimeoutError, ClientDisconnect) as error:
         raise ApiError(408, "timeout_error", f"the body did not arrive: {EXPECTED}") from error
     try:

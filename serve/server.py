@@ -306,6 +306,8 @@ class Service:
     def _notice_death(self) -> None:
         if self.engine is None or (death := self.engine.death) is None:
             return
+        if self.lifecycle.state is State.FAILED:
+            return  # its consequence: a stall's record may still be being written, and ends the server when it is
         if self.settings.headless and self.lifecycle.state is State.DRAINING:
             return  # the other node's server has ended its ranks, which this drain waited for
         starting = self.lifecycle.state is State.STARTING
@@ -368,7 +370,8 @@ class Service:
             logger.warning("%d requests were not done in time and were told so", self.exchanges.under_way)
             self.exchanges.end(STOPPING)
             await self.exchanges.ended(TELL_SECONDS)
-        server.should_exit = True
+        if self.lifecycle.state is not State.FAILED:  # a failed one has things to say before it ends
+            server.should_exit = True
 
     @property
     def _keeps_ranks(self) -> bool:
@@ -448,14 +451,15 @@ class Service:
         model, url = engine.model_names[0], self.settings.url
         body = json.dumps({"model": model, "prompt": "def fibonacci(n):", "max_tokens": 64}, ensure_ascii=False)
         key = '-H "Authorization: Bearer $DSPARK_API_KEY" ' if self.settings.keys else ""
-        print(
+        text = (
             f"\ndspark-serve is ready: {model} at {url} ({self.settings.identity.verification.value} verification)\n\n"
             f"  curl {url}/v1/completions {key}-H 'Content-Type: application/json' \\\n"
             f"    -d {shlex.quote(body)}\n\n"
             + ("  DSPARK_API_KEY stands for one of the server's keys\n\n" if key else "")
-            + f"  metrics {url}/metrics   status {url}/dspark/\n",
-            flush=True,
+            + f"  metrics {url}/metrics   status {url}/dspark/\n"
         )
+        with contextlib.suppress(OSError):  # a full disk, or a reader that has left, is no reason to stop
+            print(text, flush=True)
 
 
 def run(settings: Settings) -> ExitCode:

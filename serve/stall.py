@@ -5,7 +5,9 @@ seen at the end of that time. What acquits it, looked for again every few second
 
 - where the model computes on the CPU: every process that computes used the CPU. A step that takes long does;
 - anywhere: a compiler at work, in a process that the engine started and that used the CPU, or in the Python stacks of
-  an engine process that did.
+  an engine process that did;
+- anywhere: an adapter that is loaded, in the Python stacks of an engine process. It may come over a network, so no CPU
+  is asked for. Requests wait for it, and a load of the model itself is not judged either.
 
 Engines whose experts are spread over their ranks step together, so one that compiles holds up all: an engine that works
 acquits the others, unless it has gone on without them. Nothing acquits an engine with a stopped process.
@@ -48,6 +50,8 @@ _COMPILING = re.compile(
     re.VERBOSE,
 )
 """A frame of a compiler in the output of `faulthandler`. Launching what is compiled passes through none of these."""
+_LOADING = re.compile(r'File "[^"]*/vllm/lora/worker_manager\.py", line \d+ in _load_adapter')
+"""The frame of a LoRA adapter's load (`LRUCacheWorkerLoRAManager`), its download included."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,8 @@ class StallWatch:
         if after.helpers - before.helpers >= enough:
             return True
         stacks = read_stacks(self.directory, before.computing, 0)
+        if any(_LOADING.search(text) for text in stacks.values()):
+            return True
         return any(cpu >= enough and _COMPILING.search(stacks.get(pid, "")) for pid, cpu in used.items())
 
 

@@ -9,7 +9,9 @@ between them and a CPU is assumptions, one hook each:
 - cost tables are profiled during graph capture, which never happens: they are injected (`patches.cpu.costs`);
 - the ranking, whosever it is, is compiled by Inductor, which wants a C++ compiler on the user's machine: it runs
   eagerly;
-- attention returns its output buffer unwritten in warm-up, and what lies there may be NaN: it is zeroed.
+- attention returns its output buffer unwritten in warm-up, and what lies there may be NaN: it is zeroed;
+- top-k and top-p are cut by a Triton kernel wherever there is Triton, and the interpreter cannot run it (its loop
+  counts in Python's integers, which have no `to`): upstream's PyTorch path for CPUs without Triton is taken.
 
 The interpreter's own gaps are in `patches.cpu.interpreter`. Delete this when upstream's CPU platform serves adaptive
 verification by itself.
@@ -98,10 +100,15 @@ def _write_attention_output_in_warm_up(attention_module: ModuleType) -> None:
     attention_module.CPUAttentionBackendImpl.forward = forward_or_zero
 
 
+def _cut_top_k_top_p_in_torch(sampler_module: ModuleType) -> None:
+    sampler_module.HAS_TRITON = False  # type: ignore[attr-defined]
+
+
 HOOKS: Mapping[str, Hook] = {
     **interpreter.HOOKS,
     "vllm.config.vllm": _allow_without_graphs,
     _ATTENTION: _allow_every_decode_width,
     _ADAPTIVE: _plan_without_capture,
+    "vllm.v1.sample.ops.topk_topp_sampler": _cut_top_k_top_p_in_torch,
     "vllm.v1.attention.backends.cpu_attn": _write_attention_output_in_warm_up,
 }

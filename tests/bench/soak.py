@@ -1,9 +1,9 @@
 """`python -m tests.bench.soak --minutes 30`: does a server that works hard for long keep its memory and descriptors?
 
 32 clients send mixed requests to a real server, leave one in five while it is answered, and the mode is switched every
-ten seconds. Every five seconds the memory and the open descriptors of every process are written down. At the end a
-line is laid through the memory after the warm-up. Samples that follow each other are alike, so the slope's uncertainty
-comes from the slopes of the windows that the run is cut into, not from the scatter around one line.
+ten seconds. Every five seconds the memory and the open descriptors of every process are noted (`--raw` keeps them). At
+the end a line is laid through the memory after the warm-up. Samples that follow each other are alike, so the slope's
+uncertainty comes from the slopes of the windows that the run is cut into, not from the scatter around one line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,13 @@ class Sample:
         seconds: Since the start of the load.
         mib: Resident memory of all of them.
         descriptors: Open descriptors of all of them.
+        anonymous: Process -> MiB that no file stands behind, to tell what grows.
     """
 
     seconds: float
     mib: float
     descriptors: int
+    anonymous: dict[str, float] = field(default_factory=dict)
 
 
 def look(server: Server, began: float) -> Sample:
@@ -62,7 +64,18 @@ def look(server: Server, began: float) -> Sample:
         seconds=time.monotonic() - began,
         mib=sum(process.memory_info().rss for process in processes) / 2**20,
         descriptors=sum(process.num_fds() for process in processes),
+        anonymous={_name(process): _anonymous_mib(process) for process in processes},
     )
+
+
+def _name(process: psutil.Process) -> str:
+    words = process.cmdline()
+    return f"{words[0].rsplit('/', 1)[-1] if words else process.name()} {process.pid}"
+
+
+def _anonymous_mib(process: psutil.Process) -> float:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
 
 
 def slope(samples: Sequence[Sample]) -> float:
@@ -81,6 +94,15 @@ def slope_and_error(samples: Sequence[Sample]) -> tuple[float, float]:
     return slope(samples), float(np.std(windows, ddof=1)) / WINDOWS**0.5
 
 
+def by_process(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
+    """Anonymous memory of every process that was there all the time: MiB at first, and MiB an hour."""
+    rows = {}
+    for name in sorted(set.intersection(*(set(sample.anonymous) for sample in samples))):
+        growth = slope([replace(sample, mib=sample.anonymous[name]) for sample in samples])
+        rows[name] = (round(samples[0].anonymous[name], 1), round(growth, 2))
+    return rows
+
+
 def random_request(rng: random.Random, prompts: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """A path and a body with some sampling of its own."""
     body: dict[str, Any] = {"model": MODEL, "max_tokens": rng.choice([1, 8, 16, 32, 64]), "stream": rng.random() < 0.5}
@@ -89,7 +111,7 @@ def random_request(rng: random.Random, prompts: Sequence[str]) -> tuple[str, dic
             {"temperature": 0},
             {"temperature": 0.7, "top_p": 0.9},
             {"temperature": 1.0, "top_k": 20, "seed": rng.randrange(1000)},
-            {"temperature": 1.2, "min_p": 0.05, "repetition_penalty": 1.1},
+            {"temperature": 1.2, "repetition_penalty": 1.1},
             {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.5},
             {"temperature": 1.0, "n": 2},
         ]
@@ -138,7 +160,7 @@ async def soak(server: Server, seconds: float, clients: int) -> tuple[list[Sampl
     work = [one_client(number, server.url, headers, until, seen) for number in range(clients)]
     tasks = [asyncio.create_task(part) for part in (*work, switch_modes(server.url, headers, until, seen))]
     while time.monotonic() < until:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
             samples.append(await asyncio.to_thread(look, server, began))
         await asyncio.sleep(SAMPLE_SECONDS)
     await asyncio.gather(*tasks)
@@ -158,6 +180,7 @@ def verdict(samples: Sequence[Sample], seen: Counter[str], warm_up: float) -> di
         "mib_at_warm_up_and_end": [round(warm[0].mib, 1), round(warm[-1].mib, 1)],
         "mib_an_hour": round(growth, 2),
         "standard_error": round(error, 2),
+        "anonymous_mib_and_mib_an_hour": by_process(warm),
         "descriptors_first_and_last_third": [first, last],
         "flat": growth - 2 * error < SLOPE_LIMIT and last <= first + DESCRIPTORS_MORE,
         "conclusive": 2 * error < SLOPE_LIMIT,
@@ -171,11 +194,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--warm-up-minutes", type=float, default=5.0)
+    parser.add_argument("--raw", type=Path, help="write every sample here, one JSON object a line")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, serving(Path(directory)) as server:
         server.wait_until_ready()
         samples, seen = asyncio.run(soak(server, arguments.minutes * 60, arguments.clients))
         exit_code = server.terminate(90)
+    if arguments.raw is not None:
+        arguments.raw.write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in samples))
     result = verdict(samples, seen, arguments.warm_up_minutes * 60) | {"exit_code": exit_code}
     print(json.dumps(result, indent=2))
     return int(not result["flat"] or bool(result["faults"]) or exit_code != 0)

@@ -1,6 +1,7 @@
 """The verdict of a soak over made-up measurements."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,3 +43,14 @@ def test_what_grows_is_seen_and_what_cannot_be_told_is_said(
 def test_a_client_that_was_failed_is_a_fault() -> None:
     seen = Counter({"answered": 5, "left": 2, "error 500": 1, "cut: ReadError": 2, "switched: 200": 9})
     assert verdict(measured(0.0), seen, warm_up=600)["faults"] == {"error 500": 1, "cut: ReadError": 2}
+
+
+def test_the_process_that_grows_is_named() -> None:
+    samples = [
+        replace(sample, anonymous={"server 1": 500.0 + 5 * sample.seconds / 3600, "core 2": 700.0})
+        for sample in measured(0.0)
+    ]
+    assert verdict(samples, Counter(), warm_up=600)["anonymous_mib_and_mib_an_hour"] == {
+        "core 2": (700.0, 0.0),
+        "server 1": (500.8, 5.0),
+    }

@@ -55,11 +55,17 @@ def stop_worker(server: Server) -> None:
     worker(server).send_signal(signal.SIGSTOP)
 
 
+def starve_worker(server: Server) -> None:
+    """The worker gets no memory any more, where that kills nobody by itself: what it asks for next is refused."""
+    worker(server).rlimit(psutil.RLIMIT_AS, (0, 0))
+
+
 DEADLY = [
     pytest.param(stop_core, ExitCode.ENGINE_STALLED, id="SIGSTOP of the engine core"),
     pytest.param(kill_core, ExitCode.ENGINE_DIED, id="SIGKILL of the engine core"),
     pytest.param(kill_worker, ExitCode.ENGINE_DIED, id="SIGKILL of a worker", marks=pytest.mark.robustness),
     pytest.param(stop_worker, ExitCode.ENGINE_STALLED, id="SIGSTOP of a worker", marks=pytest.mark.robustness),
+    pytest.param(starve_worker, ExitCode.ENGINE_DIED, id="no memory for a worker", marks=pytest.mark.robustness),
 ]
 
 
@@ -199,6 +205,17 @@ def test_a_port_that_is_taken_is_named(hardy: Server, tmp_path: Path) -> None:
     with serving(tmp_path, "--port", hardy.url.rsplit(":", 1)[1]) as second:
         assert second.process.wait(120) == ExitCode.BAD_INPUT
         assert "Address already in use" in second.log.read_text()
+    assert works(hardy)
+
+
+def test_a_broken_handshake_of_a_websocket_is_refused(hardy: Server) -> None:
+    """And does not break the drain that follows."""
+    with socket.create_connection(("127.0.0.1", int(hardy.url.rsplit(":", 1)[1]))) as odd:
+        upgrade = b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        odd.sendall(upgrade + b"a: b\r\n" * 200 + b"\r\n")
+        answer = http.client.HTTPResponse(odd)
+        answer.begin()
+        assert answer.status == 400
     assert works(hardy)
 
 

@@ -61,7 +61,7 @@ def run(tmp_path):
             env=os.environ | {"PYTHONPATH": search_path} | environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

@@ -156,3 +156,11 @@ def test_every_other_origin_is_refused(origin: str, host: str) -> None:
     with pytest.raises(ApiError) as refused:
         same_origin(request(host=host, origin=origin))
     assert refused.value.status == 403
+
+
+@pytest.mark.parametrize("origins", [("http://server", "http://evil"), ("http://evil", "http://server")])
+def test_of_several_origins_each_must_be_ours(origins: tuple[str, ...]) -> None:
+    several = request(host="server")
+    several.scope["headers"] += [(b"origin", origin.encode()) for origin in origins]
+    with pytest.raises(ApiError):
+        same_origin(several)

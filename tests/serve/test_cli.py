@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from serve.errors import ExitCode
+
 DSPARK = str(Path(sys.executable).with_name("dspark-serve"))
 
 
@@ -196,3 +198,13 @@ def test_a_trace_that_cannot_be_written_is_named(path: str) -> None:
 
 def test_an_unknown_command_is_refused() -> None:
     assert "serv" in complaint("serv")
+
+
+def test_the_exit_code_does_not_hang_on_the_output() -> None:
+    """Which goes to a full disk."""
+    code = "import sys; from serve.cli import leave; from serve.errors import ExitCode\n"
+    code += "sys.stdout.write('lost'); leave(ExitCode.ENGINE_STALLED)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, timeout=60, env=environment, check=False)
+    assert done.returncode == ExitCode.ENGINE_STALLED

@@ -1,4 +1,5 @@
-"""Real sockets against uvicorn with our connection: endless heads, slow writers and slow readers."""
+"""Real sockets against uvicorn with our connection: endless heads, slow writers, slow readers, several requests sent
+before the first is answered."""
 
 import asyncio
 import contextlib
@@ -29,6 +30,9 @@ class Served:
         self.gone = asyncio.Event()
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while self.sent < self.size:
             part = CHUNK[: self.size - self.sent]
@@ -38,12 +42,42 @@ class Served:
         self.gone.set()
 
 
+class Slow(Served):
+    """A server whose app answers in two halves, the second one when it is told to or its client is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths: list[str] = []
+        self.told: list[str] = []
+        self.go_on = asyncio.Event()
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.paths.append(scope["path"])
+        if scope["method"] == "POST":
+            while (message := await receive())["type"] == "http.request" and message["more_body"]:
+                pass
+            self.told.append(message["type"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        if scope["method"] == "GET":
+            going = asyncio.create_task(self.go_on.wait())
+            gone = asyncio.create_task(self.wait_until_gone(receive))
+            await asyncio.wait((going, gone), return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+        await send({"type": "http.response.body", "body": b"other"})
+
+    async def wait_until_gone(self, receive: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.gone.set()
+
+
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[Served]:
-    it = Served()
-    server = uvicorn.Server(
-        uvicorn.Config(it.app, interface="asgi3", http=Impatient, lifespan="off", log_level="critical")
-    )
+async def served(it: Served | None = None) -> AsyncIterator[Served]:
+    it = it or Served()
+    config = uvicorn.Config(it.app, interface="asgi3", http=Impatient, lifespan="off", log_level="critical")
+    config.date_header = config.server_header = False
+    server = uvicorn.Server(config)
     sock = socket.create_server(("127.0.0.1", 0))
     it.port = sock.getsockname()[1]
     task = asyncio.create_task(server.serve(sockets=[sock]))
@@ -161,3 +195,112 @@ async def _stable(it: Served) -> None:
         await asyncio.sleep(0.1)
         if before and it.sent == before:
             return
+
+
+GET_NUMBER = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /posted HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nfirstother"
+SOCKET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+SOCKET += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+REFUSED = {
+    "no HTTP": (b"\x00\x01\r\n\r\n", 400),
+    "no URL": (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
+    "an endless head": (GET + b"a: " + b"b" * 400_000, 431),
+    "a head that does not end": (b"GET / HT", 408),
+    "a broken body": (POST + b"zz\r\n", 400),
+    "a WebSocket": (SOCKET + b"\r\n", 400),
+    "a broken trailer": (POST + b"0\r\na: " + b"b" * 70_000 + b"\r\n\r\n", 431),
+}
+
+
+@pytest.mark.parametrize(("refused", "status"), REFUSED.values(), ids=REFUSED)
+def test_a_refusal_waits_until_the_requests_before_it_are_answered(refused: bytes, status: int) -> None:
+    """In the middle of an answer it would be taken for a part of it."""
+
+    async def scenario() -> bytes:
+        it = Slow()
+        async with served(it):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            writer.write(GET_NUMBER % 0 + GET_NUMBER % 1 + refused)
+            answer = await asyncio.wait_for(reader.readuntil(b"first"), 5)
+            await asyncio.sleep(0.4)  # longer than a head may take
+            it.go_on.set()
+            answer += await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            assert it.paths == ["/0", "/1"]
+            return answer
+
+    answer = asyncio.run(scenario())
+    assert answer.startswith(WHOLE * 2 + b"HTTP/1.1 %d " % status)
+    assert answer.count(b"HTTP/1.1") == 3
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        SOCKET + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        SOCKET + b"Content-Length: 5\r\n\r\nhello",
+        SOCKET + b"a: b\r\n" * 200 + b"\r\n",
+        SOCKET + b"a: " + b"b" * 10_000 + b"\r\n\r\n",
+    ],
+    ids=["broken body", "body", "many headers", "a long header"],
+)
+def test_a_websocket_that_cannot_begin_is_refused_and_the_server_still_stops(request_: bytes) -> None:
+    assert check(request_).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_websocket_that_can_is_answered_by_the_app_or_by_its_library() -> None:
+    assert check(SOCKET + b"\r\n").startswith(b"HTTP/1.1 403 ")
+    assert check(SOCKET.replace(b"GET", b"POST") + b"\r\n").startswith(b"HTTP/1.1 405 ")
+
+
+@pytest.mark.parametrize(
+    ("rest", "status"), [(b"zz\r\n", 400), (b"0\r\na: " + b"b" * 70_000 + b"\r\n\r\n", 431)], ids=["body", "trailer"]
+)
+def test_a_body_that_breaks_is_refused_once_and_the_app_is_told(rest: bytes, status: int) -> None:
+    async def scenario() -> bytes:
+        it = Slow()
+        async with served(it):
+            answer = await exchange(it.port, POST, rest, pause=0.1)
+            assert it.told == ["http.disconnect"]
+            return answer
+
+    answer = asyncio.run(scenario())
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_client_that_sent_two_requests_and_left_has_neither_answered() -> None:
+    """The first one works on: it is told, and the second one never begins."""
+
+    async def scenario() -> None:
+        it = Slow()
+        async with served(it):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            writer.write(GET_NUMBER % 0 + GET_NUMBER % 1)
+            await asyncio.wait_for(reader.readuntil(b"first"), 5)
+            writer.transport.abort()
+            await asyncio.wait_for(it.gone.wait(), 5)
+            await asyncio.sleep(0.1)
+            assert it.paths == ["/0"]
+
+    asyncio.run(scenario())
+
+
+def test_a_second_request_whose_body_is_slow_but_arrives_is_answered() -> None:
+    async def scenario() -> bytes:
+        it = Slow()
+        it.go_on.set()
+        async with served(it):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            writer.write(GET_NUMBER % 0 + POST)
+            for _ in range(12):  # twice as long as a head may take
+                await asyncio.sleep(0.05)
+                writer.write(b"1\r\nx\r\n")
+            writer.write(b"0\r\n\r\n")
+            answer = await asyncio.wait_for(reader.readexactly(2 * len(WHOLE)), 5)
+            assert it.told == ["http.request"]
+            writer.close()
+            return answer
+
+    assert asyncio.run(scenario()) == WHOLE * 2

@@ -261,18 +261,26 @@ def test_no_page_is_told_that_it_may() -> None:
         b'{"mode": ["fixed"]}',
         b'{"mode": "fixed", "for": 60}',
         b"\xff\xfe",
-        b'{"mode": "fixed"' + b" " * 2000 + b"}",
+        b'{"mode": "fixed"' + b" " * 1000 + b"]",
         b"[" * 1000,
     ],
 )
 def test_anything_but_a_mode_is_told_which_there_are(body: bytes) -> None:
+    refused(body, 422)
+
+
+def refused(body: bytes, status: int) -> None:
     answer = put(body)
-    assert answer.status_code == 422
+    assert answer.status_code == status
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert '"adaptive"' in error["message"]
     assert '"fixed"' in error["message"]
     assert "only at start" in error["message"]
+
+
+def test_a_body_that_is_too_long_for_a_mode_gets_413() -> None:
+    refused(b'{"mode": "fixed"' + b" " * 2000 + b"}", 413)
 
 
 def test_the_key_comes_before_the_origin_and_the_origin_before_the_body() -> None:

@@ -1,10 +1,12 @@
 """Which engines are taken for stalled: the rule over a made-up clock, and real processes measured."""
 
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -146,6 +148,25 @@ def test_launching_what_is_compiled_is_no_compiler(
     stacks_file(tmp_path, 78).write_text(stacks)
     on_gpu.busy = {78: 1.0, 79: 1.0}
     assert on_gpu.run(300) is not None
+
+
+LOADING = '  File "/site/vllm/lora/worker_manager.py", line 106 in _load_adapter\n'
+
+
+def test_an_adapter_that_is_loaded_is_no_stall_though_it_may_wait_for_a_network(
+    on_gpu: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.stall.ask_for_stacks", lambda _directory, _pids: None)
+    stacks_file(tmp_path, 78).write_text(LOADING)
+    assert on_gpu.run(1000) is None
+    stacks_file(tmp_path, 78).write_text("")
+    assert on_gpu.run(100) is not None
+
+
+def test_vllm_loads_adapters_there() -> None:
+    (vllm,) = find_spec("vllm").submodule_search_locations
+    path, _, function = re.fullmatch(r'.* File "/site/vllm/(.*)", line (\d+) in (.*)\n', LOADING).groups()
+    assert f"    def {function}(" in Path(vllm, path).read_text()
 
 
 def test_a_stopped_process_acquits_nothing(on_cpu: Engine) -> None:
