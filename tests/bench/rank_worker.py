@@ -29,7 +29,7 @@ class RankWorker(BenchWorker):
 
         def drifted(confidences: Any, batch: Any) -> None:
             if self._drift is not None:
-                # Quarters tie often, and a drift is as likely to break a tie as to keep it. A copy: sharing writes to it.
+                # Quarters tie often, and drift breaks a tie or keeps it. A copy, since sharing writes to it.
                 confidences = torch.round(confidences[: batch.num_reqs] * 4).clamp(1, 4) / 4
                 confidences -= self._drift[self._bench_steps % TABLES, : batch.num_reqs]
             record(confidences, batch)
@@ -66,8 +66,8 @@ class RankWorker(BenchWorker):
 
         Args:
             folder: An existing directory.
-            every: Steps that are written at once. More than 1 leaves host and device running side by side; with 1 a step
-                is on file before any collective of its own.
+            every: Steps that are written at once. More than 1 leaves host and device running side by side; with 1 a
+                step is on file before any collective of its own.
         """
         if self._recorder is not None:
             self._recorder.close()

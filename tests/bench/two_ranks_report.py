@@ -45,7 +45,10 @@ def _apart(found: dict[str, Any]) -> str:
         return f"| the same, not shared | {found['steps']:,} steps | nothing differed |"
     budgets = found["first_budgets"]
     what = f"budgets {budgets[0]} and {budgets[1]}" if budgets[0] != budgets[1] else "boundaries"
-    return f"| the same, not shared | until a step differs | step {found['first'] + 1}: {what}; the engine {found['engine']} |"
+    return (
+        f"| the same, not shared | until a step differs | step {found['first'] + 1}: {what}; the engine "
+        f"{found['engine']} |"
+    )
 
 
 def _stress(found: dict[str, Any]) -> str:
@@ -53,8 +56,8 @@ def _stress(found: dict[str, Any]) -> str:
     return (
         f"| waves of {found['concurrency']} requests that drain together | {found['seconds'] / 60:.1f} min, "
         f"{found['waves']} waves, {found['finished']:,} requests finished, {found['aborted']} aborted, "
-        f"{found['steps']:,} steps | longest wait for a step {found['longest_s']:.2f} s; of {compared['steps']:,} steps "
-        f"compared {compared['budgets']} budgets and {compared['boundaries']} boundaries differ; up to "
+        f"{found['steps']:,} steps | longest wait for a step {found['longest_s']:.2f} s; of {compared['steps']:,} "
+        f"compared steps {compared['budgets']} budgets and {compared['boundaries']} boundaries differ; up to "
         f"{found['together']} ended at once |"
     )
 
