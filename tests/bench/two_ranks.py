@@ -111,24 +111,27 @@ def stress(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     """Waves that drain; every request ends with all its tokens or is aborted, and no step takes too long."""
     ranks.drift(DRIFT)
     folder, began = ranks.recording("stress", options.every), time.monotonic()
-    before = ranks.every_rank("bench_counts")[0]["steps"]
-    seen: dict[str, Any] = {}
+    steps_before = ranks.every_rank("bench_counts")[0]["steps"]
+    before = seen = ranks.waves(0.0, shortest=options.tokens, longest=options.tokens)
     while time.monotonic() - began < 60 * options.minutes:
         seen = ranks.waves(options.slice, shortest=options.tokens, longest=options.tokens, aborts=ABORTS)
         say(f"stress: {time.monotonic() - began:.0f} s, {seen}")
         if seen["longest_s"] > options.longest_step:
             break
-    steps = ranks.every_rank("bench_counts")[0]["steps"] - before
+    steps = ranks.every_rank("bench_counts")[0]["steps"] - steps_before
+    counts = {name: seen[name] - before[name] for name in ("waves", "finished", "aborted", "outputs")}
     ranks.every_rank("ranks_record", None, 0)
     compared = ranks.compared(folder)
     return {
         "seconds": round(time.monotonic() - began, 1),
         "concurrency": ranks.max_requests,
         "steps": steps,
-        **{name: round(value, 3) for name, value in seen.items()},
+        **counts,
+        "together": seen["together"],
+        "longest_s": round(seen["longest_s"], 3),
         "compared": asdict(compared),
         "longest_allowed_s": options.longest_step,
-        "as_it_must": seen["longest_s"] <= options.longest_step and seen["finished"] > 0 and compared.first is None,
+        "as_it_must": seen["longest_s"] <= options.longest_step and counts["finished"] > 0 and compared.first is None,
     }
 
 
