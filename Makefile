@@ -58,7 +58,7 @@ test: setup-test lint ## Check style and types, and run every test
 	@$(BIN)/python -m pytest -n auto tests --ignore tests/e2e
 	@$(BIN)/python -m pytest tests/e2e
 
-test-slow: setup-test ## What takes minutes: every pair of the chart's switches, two nodes, two engines, a thousand switches of the mode
+test-slow: setup-test ## What takes minutes: every pair of the chart's switches, two nodes, two engines, two ranks, a thousand switches of the mode
 	@$(BIN)/python -m pytest -m slow tests
 
 lint: setup-test ## ruff and mypy --strict
