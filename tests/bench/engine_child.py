@@ -61,7 +61,7 @@ def accept(engine: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]
     return {"request_steps": steps, "accepted": accepted, "said": zlib.crc32(json.dumps(said).encode())}
 
 
-VERBS = {"measure": measure, "accept": accept, "waves": waves.advance}
+VERBS = {"measure": measure, "accept": accept, "waves": waves.advance, "end_waves": waves.end}
 
 
 def main(answers: int, arguments: dict[str, Any]) -> None:

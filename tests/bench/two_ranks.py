@@ -87,6 +87,9 @@ class Ranks:
         )
         return seen
 
+    def end_waves(self) -> None:
+        self.engine.ask("end_waves", self.options.longest_step)
+
 
 def drift(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     """No step of so many differs."""
@@ -97,6 +100,7 @@ def drift(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         ranks.waves(options.slice, shortest=2, longest=4 * options.tokens)
         compared = ranks.compared(folder)
         say(f"drift: {compared.steps} steps, {compared.budgets} budgets and {compared.boundaries} boundaries differ")
+    ranks.end_waves()
     ranks.every_rank("ranks_record", None, 0)
     compared = ranks.compared(folder)
     return {
@@ -119,6 +123,7 @@ def stress(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         if seen["longest_s"] > options.longest_step:
             break
     steps = ranks.every_rank("bench_counts")[0]["steps"] - steps_before
+    ranks.end_waves()
     counts = {name: seen[name] - before[name] for name in ("waves", "finished", "aborted", "outputs")}
     ranks.every_rank("ranks_record", None, 0)
     compared = ranks.compared(folder)

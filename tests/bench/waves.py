@@ -90,6 +90,17 @@ def advance(
     return asdict(state.seen)
 
 
+def end(engine: Any) -> int:
+    """Abort what is under way, so that the engine can do something else; returns how many requests that were."""
+    state, core = _waves, engine.llm_engine
+    ended = len(state.wanted)
+    core.abort_request(sorted(state.wanted))
+    state.wanted.clear()
+    while core.has_unfinished_requests():
+        core.step()
+    return ended
+
+
 def _begin(core: Any, state: _Waves, requests: int, prompt: int, shortest: int, longest: int) -> None:
     from vllm import SamplingParams
 
