@@ -1,6 +1,6 @@
 # GPU tests: on a host with one Hopper GPU and this package installed beside vLLM. Elsewhere they are skipped, each
 # with its reason. 0.28.0's builder and sampler are tested where `make test-releases` has fetched that release.
-.PHONY: test-gpu bench-gpu bench-never-slower
+.PHONY: test-gpu bench-gpu bench-never-slower bench-telemetry bench-two-ranks
 
 test-gpu: ## Tests that need a Hopper GPU
 	$(PYTHON) -m pytest -ra tests/gpu
@@ -10,3 +10,9 @@ bench-gpu: ## What flattened metadata costs on this GPU
 
 bench-never-slower: ## Compare adaptive with fixed verification on this GPU, in interleaved rounds (an hour)
 	$(PYTHON) -m tests.bench.never_slower --seconds 3600 --only overhead,micro,workloads,trace,startup
+
+bench-telemetry: ## What telemetry adds to a step of an engine on this GPU
+	$(PYTHON) -m tests.bench.telemetry_engine
+
+bench-two-ranks: ## tp-consensus on two GPUs: drift, requests that drain together, and its cost (MINUTES=30)
+	$(PYTHON) -m tests.bench.two_ranks --minutes $(MINUTES)

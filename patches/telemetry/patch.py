@@ -50,8 +50,7 @@ def _open_recorder(runner: Any) -> StepRecorder | None:
     if directory is None or runner.speculator is None or get_tp_group().rank_in_group != 0:
         return None
     engine = runner.vllm_config.parallel_config.data_parallel_index
-    if engine == 0:
-        trace.start()
+    trace.start(engine)
     adaptive = getattr(runner.speculator, "enable_adaptive_verification", False)
     try:
         writer = CounterWriter(

@@ -1,8 +1,8 @@
 """A trace of every decision, one JSON object a line, for checking and for debugging.
 
 `DSPARK_TRACE_FILE` names the file. A trace copies confidences and admitted counts to the host in every step, which
-waits for the device: it is not for production. Tensor-parallel rank 0 of engine 0 writes it, nobody else. A fault in
-writing ends the trace, never the engine.
+waits for the device: it is not for production. Tensor-parallel rank 0 of each data-parallel engine writes one, nobody
+else. A fault in writing ends the trace, never the engine.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ logger = logging.getLogger("vllm.dspark")
 _file: IO[str] | None = None
 
 
-def start() -> None:
-    """Begin the trace in this process, if one was asked for."""
+def trace_file(path: str, engine: int) -> str:
+    """The file of a data-parallel engine: that of the first is `path`, the others' have their rank behind it."""
+    return path if engine == 0 else f"{path}.{engine}"
+
+
+def start(engine: int) -> None:
+    """Begin the trace of this process's engine, if one was asked for."""
     global _file
     path = os.environ.get(FILE_VARIABLE)
     if not path or _file is not None:
         return
     try:
         # Open for as long as the process lives.
-        _file = open(path, "a", buffering=1)  # noqa: SIM115
+        _file = open(trace_file(path, engine), "a", buffering=1)  # noqa: SIM115
     except OSError as error:
         logger.error("dspark trace is off: %s", error)
 

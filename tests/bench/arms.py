@@ -71,6 +71,7 @@ class Setting:
         kv_gib: Size of the KV cache.
         capture_sizes: Token counts to capture; None for upstream's grid.
         rejection: `rejection_sample_method`.
+        ranks: Tensor-parallel ranks. Several have `RankWorker` for their worker.
     """
 
     size: str
@@ -79,6 +80,7 @@ class Setting:
     kv_gib: float
     capture_sizes: tuple[int, ...] | None = None
     rejection: str = "synthetic"
+    ranks: int = 1
 
 
 def write_models(size: str, folder: Path) -> tuple[str, str]:
@@ -135,6 +137,13 @@ def engine_arguments(arm: Arm, setting: Setting, folder: Path) -> dict[str, Any]
         "kv_cache_memory_bytes": int(setting.kv_gib * 2**30),
         "worker_extension_cls": "tests.bench.bench_worker.BenchWorker",
     }
+    if setting.ranks > 1:
+        shared |= {
+            "tensor_parallel_size": setting.ranks,
+            # Its kernels want peer access, which not every host gives; one all-reduce everywhere is easier to compare.
+            "disable_custom_all_reduce": True,
+            "worker_extension_cls": "tests.bench.rank_worker.RankWorker",
+        }
     drafts = DRAFTS
     if setting.size == "cpu":
         from serve.profile import load, resolve_model
@@ -230,6 +239,8 @@ class Engine:
         }
         if self.arm.off is None:
             environment["VLLM_PLUGINS"] = "none"
+        if self.setting.ranks > 1:
+            environment |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
         if self.setting.size == "cpu":
             environment |= {"TRITON_INTERPRET": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         answers, child_answers = os.pipe()
@@ -272,8 +283,13 @@ class Engine:
         return self._answer(seconds)
 
     def rpc(self, method: str, *args: Any, seconds: float = 120.0) -> Any:
-        """A `BenchWorker` method's answer."""
-        return self.ask("rpc", seconds, method=method, args=args)
+        """A `BenchWorker` method's answer, of the first rank."""
+        return self.rpc_of_ranks(method, *args, seconds=seconds)[0]
+
+    def rpc_of_ranks(self, method: str, *args: Any, seconds: float = 120.0) -> list[Any]:
+        """A `BenchWorker` method's answer, of every rank."""
+        answers: list[Any] = self.ask("rpc", seconds, method=method, args=args)
+        return answers
 
     def _answer(self, seconds: float) -> Any:
         if not select.select([self._answers], [], [], max(seconds, 0.0))[0]:

@@ -88,6 +88,17 @@ class BenchWorker:
             "waits": getattr(manager, "confidence_waits", 0),
         }
 
+    def bench_telemetry(self, on: bool) -> bool:
+        """Take the step recorder out of the worker, or put it back; returns whether there is one."""
+        from patches.telemetry.patch import _RECORDER
+
+        runner = self.model_runner
+        if not hasattr(self, "_bench_recorder"):
+            self._bench_recorder = getattr(runner, _RECORDER, None)
+        for holder in (runner, runner.step_timing):
+            setattr(holder, _RECORDER, self._bench_recorder if on else None)
+        return self._bench_recorder is not None
+
     def bench_profile_costs(self) -> list[list[tuple[int, float]]]:
         """Upstream's cost profile once more, on a device that nobody else uses meanwhile: draft and verify curves."""
         runner = self.model_runner

@@ -13,12 +13,8 @@ import time
 import zlib
 from typing import Any
 
-
-def prompts(requests: int, tokens: int, vocabulary: int) -> list[dict[str, Any]]:
-    return [
-        {"prompt_token_ids": [(7 * request + 13 * place) % (vocabulary - 8) + 4 for place in range(tokens)]}
-        for request in range(requests)
-    ]
+from tests.bench import waves
+from tests.bench.waves import prompts
 
 
 def measure(engine: Any, requests: int, tokens: int, prompt: int, repeats: int) -> dict[str, Any]:
@@ -40,9 +36,9 @@ def measure(engine: Any, requests: int, tokens: int, prompt: int, repeats: int) 
     totals: dict[str, int] = {}
     for _ in range(repeats):
         found["first_token_s"].append(generate(1))
-        (before,) = engine.collective_rpc("bench_counts")
+        before = engine.collective_rpc("bench_counts")[0]
         found["seconds"].append(generate(tokens))
-        (after,) = engine.collective_rpc("bench_counts")
+        after = engine.collective_rpc("bench_counts")[0]
         for name, value in after.items():
             totals[name] = totals.get(name, 0) + value - before[name]
     return found | {"counts": totals}
@@ -63,6 +59,9 @@ def accept(engine: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]
     steps, accepted = (after - earlier for after, earlier in zip(counted(), before, strict=True))
     said = [list(output.outputs[0].token_ids) for output in outputs]
     return {"request_steps": steps, "accepted": accepted, "said": zlib.crc32(json.dumps(said).encode())}
+
+
+VERBS = {"measure": measure, "accept": accept, "waves": waves.advance, "end_waves": waves.end}
 
 
 def main(answers: int, arguments: dict[str, Any]) -> None:
@@ -88,9 +87,9 @@ def main(answers: int, arguments: dict[str, Any]) -> None:
             try:
                 do = request.pop("do")
                 if do == "rpc":
-                    (result,) = engine.collective_rpc(request["method"], args=tuple(request["args"]))
+                    result = engine.collective_rpc(request["method"], args=tuple(request["args"]))
                 else:
-                    result = {"measure": measure, "accept": accept}[do](engine, **request)
+                    result = VERBS[do](engine, **request)
             except Exception as error:
                 answer(error=f"{type(error).__name__}: {error}"[:2000])
             else:

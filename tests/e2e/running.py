@@ -123,12 +123,17 @@ def engine_cores(server: Server) -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def serving(
-    directory: Path, *arguments: str, verification: str = "adaptive", vllm: tuple[str, ...] = (), **environment: str
+    directory: Path,
+    *arguments: str,
+    profile: str = MODEL,
+    verification: str = "adaptive",
+    vllm: tuple[str, ...] = (),
+    **environment: str,
 ) -> Iterator[Server]:
     """Start a server; whatever happens, nothing of it is left afterwards."""
     port = free_port()
     log, trace = directory / "server.log", directory / "trace.jsonl"
-    command = [str(BIN / "dspark-serve"), "up", MODEL, "--port", str(port), "--verification", verification]
+    command = [str(BIN / "dspark-serve"), "up", profile, "--port", str(port), "--verification", verification]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *arguments, "--", *vllm],

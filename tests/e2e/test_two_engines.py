@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from serve.modes import CONFIRM_SECONDS
+from tests.bench.two_engines import ask_for_uneven_work, compared
 from tests.e2e.prompts import python_prompts
-from tests.e2e.running import Server, engine_cores, serving
+from tests.e2e.running import MODEL, Server, engine_cores, serving
 from tests.e2e.test_modes import complete_all, plans, switch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -52,6 +53,13 @@ def test_both_engines_switch_under_load_and_no_word_changes(two: Server) -> None
     after = plans(two)
     assert after["fixed"] > before["fixed"]
     assert after["trimmed"] + after["full"] > before["trimmed"] + before["full"]
+
+
+def test_the_scrape_is_the_sum_of_both_engines_traces(two: Server) -> None:
+    ask_for_uneven_work(two, MODEL, requests=12)
+    found = compared(two)
+    assert found["wrong"] == []
+    assert all(engine["steps"] > 0 for engine in found["engines"].values())
 
 
 def test_an_engine_that_is_held_still_confirms_when_it_goes_on(two: Server) -> None:
