@@ -20,7 +20,7 @@ from serve.validate.accuracy import GSM8K, check_questions, missing_data
 from serve.validate.children import tool_environment
 from serve.validate.endpoint import key_in
 from serve.validate.here import EVERY_MODULE, check_extra, run_here
-from serve.validate.plan import Serving, needed_context, plan
+from serve.validate.plan import Serving, needed_context, plan, works_of
 from serve.validate.progress import Reporting
 from serve.validate.prompts import prompt_set
 from serve.validate.protocol import Options, profile_protocol
@@ -82,6 +82,8 @@ def validate_command(
     servings = plan(protocol, starts[-1].max_model_len, [each.what for each in skipped])
     begun = run_here(sys.argv, protocol, facts[-1].patches, facts[-1].machine, skipped)
     with opened(directory.absolute(), begun) as store:
+        # What was measured before its data was lost belongs to the run all the same.
+        store.check_foreign(works_of(plan(protocol, starts[-1].max_model_len)))
         servers = ProfileServers(recipe, protocol, prompts, store, os.environ, key)
         return carry_out(servings, servers, store, skipped)
 
@@ -113,8 +115,7 @@ def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipp
     from serve.validate.report import write_report
 
     console = Console(stderr=True, highlight=False)
-    works = [work for serving in servings for work in serving.works]
-    store.check_foreign(works)
+    works = works_of(servings)
     missing = len(works) - len(store.done(works))
     code, problems = ExitCode.OK, list[str]()
     with stoppable():

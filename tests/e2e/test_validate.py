@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serve.validate.plan import plan
+from serve.validate.plan import plan, works_of
 from serve.validate.results import Accuracy, Exactness, Load, Protocol, Run, Start
 from tests.e2e.running import BIN, Server
 
@@ -65,7 +65,7 @@ def loads(directory: Path) -> dict[str, Load]:
 
 def planned(protocol: Protocol) -> set[str]:
     """The records that the whole protocol leaves."""
-    return {work.record for serving in plan(protocol) for work in serving.works}
+    return {work.record for work in works_of(plan(protocol))}
 
 
 def written(directory: Path) -> set[str]:
@@ -189,9 +189,7 @@ def test_the_whole_protocol_runs_on_the_cpu(tmp_path: Path) -> None:
     assert code == 0, err
     run = run_of(directory)
     assert [skipped.what for skipped in run.skipped] == ["niah-16384"]
-    assert written(directory) == {
-        work.record for serving in plan(run.protocol, 1024, ("niah-16384",)) for work in serving.works
-    }
+    assert written(directory) == {work.record for work in works_of(plan(run.protocol, 1024, ("niah-16384",)))}
     for cell in loads(directory).values():
         assert cell.failed == 0
         assert cell.requested == cell.completed
