@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,7 +87,7 @@ def profile_protocol(
     small = recipe.hardware == CPU
     size = SMALL if small else FULL
     if gsm8k is not None and small:
-        size = Size(**{**vars(size), "tasks": (GSM8K,)})
+        size = replace(size, tasks=(GSM8K,))
     chosen = size.tasks if tasks is None else _listed("--tasks", tasks, _task, may_be_empty=True)
     if gsm8k is not None and GSM8K not in chosen:
         raise InputError("--gsm8k is given, and --tasks leaves gsm8k out: leave one of them out")
