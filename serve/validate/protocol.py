@@ -37,7 +37,7 @@ FULL = Size(CONCURRENCIES, rounds=3, requests=880, warmup_requests=64, output_to
 """The cells of vllm#58151, in three rounds as vllm#52795 had them, and the tasks that were asked for there."""
 
 SMALL = Size((1, 4, 16), rounds=2, requests=8, warmup_requests=4, output_tokens=32, tasks=(), questions=8)
-"""What two CPU cores do in ten minutes."""
+"""For two CPU cores: 6,144 output tokens in 18 cells."""
 
 
 @dataclass(frozen=True)
