@@ -16,7 +16,7 @@ from serve.validate.children import tool_environment
 from serve.validate.endpoint import Endpoint, EndpointError, key_in
 from serve.validate.here import SWEEP_MODULES, check_extra, run_there
 from serve.validate.load import Target
-from serve.validate.plan import plan
+from serve.validate.plan import plan, works_of
 from serve.validate.prompts import prompt_set
 from serve.validate.protocol import Options, arms_of, url_protocol
 from serve.validate.results import Arm
@@ -58,7 +58,9 @@ def bench_command(url: str, model: str | None, tokenizer: str | None, options: O
         directory = (out or Path(f"bench-{place}-{datetime.now(UTC):%Y-%m-%d}")).absolute()
         with opened(directory, run_there(sys.argv, protocol, version)) as store:
             server = RunningServer(target, protocol, prompts or prompt_set(protocol.prompts), directory)
-            return carry_out(plan(protocol), server, store)
+            servings = plan(protocol)
+            store.check_foreign(works_of(servings))
+            return carry_out(servings, server, store)
 
 
 def _arms(endpoint: Endpoint, given: str | None) -> tuple[Arm, ...]:

@@ -12,16 +12,15 @@ from rich.console import Console
 
 from serve.errors import ExitCode
 from serve.overrides import override
-from serve.preflight import Facts, installed_names, judge
+from serve.preflight import installed_names, judge
 from serve.preflight.facts import gather
-from serve.preflight.plan import Plan
 from serve.preflight.plan import plan as planned_start
 from serve.profile import Verification, load
 from serve.validate.accuracy import GSM8K, check_questions, missing_data
 from serve.validate.children import tool_environment
 from serve.validate.endpoint import key_in
 from serve.validate.here import EVERY_MODULE, check_extra, run_here
-from serve.validate.plan import Serving, needed_context, plan
+from serve.validate.plan import Serving, needed_context, plan, works_of
 from serve.validate.progress import Reporting
 from serve.validate.prompts import prompt_set
 from serve.validate.protocol import Options, profile_protocol
@@ -69,26 +68,22 @@ def validate_command(
     prompts = prompt_set(protocol.prompts)
     if gsm8k is not None:
         check_questions(gsm8k)
-    facts: Facts | None = None
-    planned: Plan | None = None
-    for verification in _verifications(protocol):
-        planned = planned_start(recipe, verification, extra, names=names)
-        facts = gather(planned, names=names, address=None)
-        report = judge(planned, facts)
-        if report.errors:
-            for result in report.errors:
-                print(f"dspark-serve: {result.line}", file=sys.stderr)
-            return ExitCode.BAD_INPUT
-    assert facts is not None
-    assert planned is not None
+    starts = [planned_start(recipe, verification, extra, names=names) for verification in _verifications(protocol)]
+    facts = [gather(start, names=names, address=None) for start in starts]
+    errors = {result.line for start, found in zip(starts, facts, strict=True) for result in judge(start, found).errors}
+    if errors:
+        for line in sorted(errors):
+            print(f"dspark-serve: {line}", file=sys.stderr)
+        return ExitCode.BAD_INPUT
     key = key_in(os.environ)
-    skipped = what_is_skipped(
-        protocol, facts.target.number("max_position_embeddings"), tool_environment(os.environ, key)
-    )
+    longest = facts[-1].target.number("max_position_embeddings")
+    skipped = what_is_skipped(protocol, longest, tool_environment(os.environ, key))
     directory = out or Path(f"validate-{recipe.name}-{datetime.now(UTC):%Y-%m-%d}")
-    servings = plan(protocol, planned.max_model_len, [each.what for each in skipped])
-    begun = run_here(sys.argv, protocol, facts.patches, facts.machine, skipped)
+    servings = plan(protocol, starts[-1].max_model_len, [each.what for each in skipped])
+    begun = run_here(sys.argv, protocol, facts[-1].patches, facts[-1].machine, skipped)
     with opened(directory.absolute(), begun) as store:
+        # What was measured before its data was lost belongs to the run all the same.
+        store.check_foreign(works_of(plan(protocol, starts[-1].max_model_len)))
         servers = ProfileServers(recipe, protocol, prompts, store, os.environ, key)
         return carry_out(servings, servers, store, skipped)
 
@@ -120,8 +115,7 @@ def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipp
     from serve.validate.report import write_report
 
     console = Console(stderr=True, highlight=False)
-    works = [work for serving in servings for work in serving.works]
-    store.check_foreign(works)
+    works = works_of(servings)
     missing = len(works) - len(store.done(works))
     code, problems = ExitCode.OK, list[str]()
     with stoppable():
@@ -144,7 +138,7 @@ def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipp
 
 
 def _verifications(protocol: Protocol) -> list[Verification]:
-    """The modes that servers are started with; the last one judged is the one with the most to go wrong."""
+    """The modes that servers are started with."""
     speculating = any(arm is not Arm.OFF for arm in protocol.arms)
     off = [Verification.OFF] if Arm.OFF in protocol.arms else []
     return [*off, *([Verification.ADAPTIVE] if speculating else ())]

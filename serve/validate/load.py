@@ -107,35 +107,44 @@ def counted(result: Mapping[str, Any], forced_tokens: int) -> dict[str, Any]:
     Returns:
         Fields of `Load`; `requested == completed + failed`.
     """
-    requests = list(
-        zip(
-            result["output_lens"],
-            result["errors"],
-            result["input_lens"],
-            result["ttfts"],
-            result["itls"],
-            strict=True,
-        )
-    )
-    whole = [(tokens, given, ttft, sum(itls)) for tokens, error, given, ttft, itls in requests
-             if not error and tokens == forced_tokens]  # fmt: skip
-    errors = Counter(
-        _message(error, tokens, forced_tokens) for tokens, error, *_ in requests if error or tokens != forced_tokens
-    )
-    output_tokens = sum(tokens for tokens, *_ in whole)
+    columns = (result[name] for name in ("output_lens", "input_lens", "ttfts", "itls", "errors"))
+    answers = [_Answer(*row) for row in zip(*columns, strict=True)]
+    whole = [answer for answer in answers if answer.problem(forced_tokens) is None]
+    problems = [problem for answer in answers if (problem := answer.problem(forced_tokens)) is not None]
+    output_tokens = sum(answer.tokens for answer in whole)
     duration = float(result["duration"])
     return {
-        "requested": len(requests),
+        "requested": len(answers),
         "completed": len(whole),
-        "failed": len(requests) - len(whole),
-        "errors": dict(errors.most_common()),
+        "failed": len(problems),
+        "errors": dict(Counter(problems).most_common()),
         "duration_s": duration,
-        "input_tokens": sum(given for _, given, *_ in whole),
+        "input_tokens": sum(answer.prompt_tokens for answer in whole),
         "output_tokens": output_tokens,
         "output_tokens_per_s": output_tokens / duration if duration else 0.0,
-        "ttft_ms": _median_and_99th([1000 * ttft for *_, ttft, _ in whole]),
-        "tpot_ms": _median_and_99th([1000 * later / (tokens - 1) for tokens, _, _, later in whole if tokens > 1]),
+        "ttft_ms": _median_and_99th([1000 * answer.ttft for answer in whole]),
+        "tpot_ms": _median_and_99th([1000 * sum(a.itls) / (a.tokens - 1) for a in whole if a.tokens > 1]),
     }
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One request as the tool saw it; times in seconds."""
+
+    tokens: int
+    prompt_tokens: int
+    ttft: float
+    itls: Sequence[float]
+    error: str
+
+    def problem(self, forced_tokens: int) -> str | None:
+        """One line that says why it failed, of a traceback the last one; None for a whole answer."""
+        lines = [line.strip() for line in self.error.splitlines() if line.strip()]
+        if lines:
+            return lines[-1][:LONGEST_MESSAGE]
+        if self.tokens < forced_tokens:
+            return f"the answer ended after fewer than {forced_tokens} tokens"
+        return f"the answer went on after {forced_tokens} tokens" if self.tokens > forced_tokens else None
 
 
 def _words(
@@ -194,15 +203,6 @@ def _run(target: Target, words: Sequence[str], log: Path, raw: Path) -> list[str
     if code or not raw.exists():
         raise LoadError(f"vllm bench serve ended with {code}: {complaint(log)} (see {log})")
     return command
-
-
-def _message(error: str, tokens: int, forced_tokens: int) -> str:
-    """One line that says why a request failed: of a traceback the last one."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    return lines[-1][:LONGEST_MESSAGE] if lines else (
-        f"the answer ended after fewer than {forced_tokens} tokens" if tokens < forced_tokens
-        else f"the answer went on after {forced_tokens} tokens"
-    )  # fmt: skip
 
 
 def _median_and_99th(values: Sequence[float]) -> tuple[float, float] | None:

@@ -128,6 +128,11 @@ def remaining(servings: Sequence[Serving], done: Container[Work]) -> tuple[Servi
     return tuple(serving for serving in left if serving.works)
 
 
+def works_of(servings: Sequence[Serving]) -> tuple[Work, ...]:
+    """Everything that is measured, in order."""
+    return tuple(work for serving in servings for work in serving.works)
+
+
 def needed_context(task: str) -> int:
     """Tokens of the longest request of a task; 0 where the profiles' own contexts do."""
     found = NEEDLE_TASK.fullmatch(task)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ FULL = Size(CONCURRENCIES, rounds=3, requests=880, warmup_requests=64, output_to
 """The cells of vllm#58151, in three rounds as vllm#52795 had them, and the tasks that were asked for there."""
 
 SMALL = Size((1, 4, 16), rounds=2, requests=8, warmup_requests=4, output_tokens=32, tasks=(), questions=8)
-"""What two CPU cores do in ten minutes."""
+"""For two CPU cores: 6,144 output tokens in 18 cells."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def profile_protocol(
     small = recipe.hardware == CPU
     size = SMALL if small else FULL
     if gsm8k is not None and small:
-        size = Size(**{**vars(size), "tasks": (GSM8K,)})
+        size = replace(size, tasks=(GSM8K,))
     chosen = size.tasks if tasks is None else _listed("--tasks", tasks, _task, may_be_empty=True)
     if gsm8k is not None and GSM8K not in chosen:
         raise InputError("--gsm8k is given, and --tasks leaves gsm8k out: leave one of them out")

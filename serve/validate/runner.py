@@ -10,7 +10,7 @@ from serve.validate.accuracy import AccuracyError
 from serve.validate.endpoint import EndpointError
 from serve.validate.exactness import Outputs, compare
 from serve.validate.load import LoadError
-from serve.validate.plan import Sampling, Serving, Work, remaining
+from serve.validate.plan import Sampling, Serving, Work, remaining, works_of
 from serve.validate.progress import Reporting
 from serve.validate.results import Accuracy, Arm, Load
 from serve.validate.servers import ServerError
@@ -49,7 +49,7 @@ def run(servings: Sequence[Serving], servers: Servers, store: Store, reporting: 
     Returns:
         What could not be measured, one line each. The same run, started again, tries only that.
     """
-    works = [work for serving in servings for work in serving.works]
+    works = works_of(servings)
     problems: list[str] = []
     try:
         for serving in remaining(servings, store.done(works)):

@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serve.validate.plan import plan
+from serve.validate.exactness import Outputs, compare
+from serve.validate.load import counted
+from serve.validate.plan import plan, works_of
 from serve.validate.results import Accuracy, Exactness, Load, Protocol, Run, Start
 from tests.e2e.running import BIN, Server
 
@@ -63,9 +65,24 @@ def loads(directory: Path) -> dict[str, Load]:
     }
 
 
+def check_against_raw(directory: Path) -> None:
+    """Every record recomputes from what the tools themselves wrote."""
+    forced = run_of(directory).protocol.output_tokens
+    for cell in loads(directory).values():
+        again = counted(json.loads((directory / cell.raw).read_text()), forced)
+        assert Load.model_validate({**cell.model_dump(), **again}) == cell
+    for path in (directory / "exactness").glob("*.json"):
+        exact = Exactness.model_validate_json(path.read_bytes())
+        reference, own = (
+            Outputs.model_validate_json((directory / f"raw/exactness-{arm}.json").read_bytes())
+            for arm in ("off", exact.arm)
+        )
+        assert compare(reference, own, exact.raw) == exact
+
+
 def planned(protocol: Protocol) -> set[str]:
     """The records that the whole protocol leaves."""
-    return {work.record for serving in plan(protocol) for work in serving.works}
+    return {work.record for work in works_of(plan(protocol))}
 
 
 def written(directory: Path) -> set[str]:
@@ -98,6 +115,7 @@ def test_a_run_that_is_stopped_is_reported_and_goes_on(tmp_path: Path) -> None:
     assert "[1/1] round 1, adaptive at concurrency 1" in err
     assert (directory / "load/round-1-off-c1.json").read_bytes() == kept
     assert written(directory) == planned(run_of(directory).protocol)
+    check_against_raw(directory)
     off, adaptive = loads(directory)["round-1-off-c1"], loads(directory)["round-1-adaptive-c1"]
     for cell in (off, adaptive):
         assert (cell.requested, cell.completed, cell.output_tokens) == (2, 2, 8)
@@ -189,9 +207,8 @@ def test_the_whole_protocol_runs_on_the_cpu(tmp_path: Path) -> None:
     assert code == 0, err
     run = run_of(directory)
     assert [skipped.what for skipped in run.skipped] == ["niah-16384"]
-    assert written(directory) == {
-        work.record for serving in plan(run.protocol, 1024, ("niah-16384",)) for work in serving.works
-    }
+    assert written(directory) == {work.record for work in works_of(plan(run.protocol, 1024, ("niah-16384",)))}
+    check_against_raw(directory)
     for cell in loads(directory).values():
         assert cell.failed == 0
         assert cell.requested == cell.completed

@@ -208,3 +208,19 @@ def test_the_exit_code_does_not_hang_on_the_output() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, timeout=60, env=environment, check=False)
     assert done.returncode == ExitCode.ENGINE_STALLED
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--rounds", "0"), "--rounds"),
+        (("--temperature", "-1"), "--temperature"),
+        (("--arms", "sometimes"), "--arms sometimes: use off, fixed and adaptive"),
+        (("--prompts", "/nowhere/mine.jsonl"), "--prompts /nowhere/mine.jsonl cannot be read"),
+        (("--gsm8k", "/nowhere/questions.jsonl"), "--gsm8k /nowhere/questions.jsonl cannot be read"),
+        (("--set", "model=/nowhere"), "/nowhere is no folder"),
+        (("--out", "/dev/null"), "--out /dev/null cannot be used"),
+    ],
+)
+def test_a_validation_that_cannot_be_is_refused_before_it_begins(words: tuple[str, str], named: str) -> None:
+    assert named in complaint("validate", "tiny-cpu", *words)

@@ -9,12 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from validation_samples import protocol, protocols
 
-from serve.validate.plan import Cell, Sampling, Serving, Task, Work, plan, remaining
+from serve.validate.plan import Cell, Sampling, Task, plan, remaining, works_of
 from serve.validate.results import Arm, Protocol
-
-
-def works_of(servings: tuple[Serving, ...]) -> list[Work]:
-    return [work for serving in servings for work in serving.works]
 
 
 @settings(deadline=None)
@@ -79,7 +75,7 @@ def test_what_remains_is_what_is_not_done_in_the_same_order(asked: Protocol, dat
     works = works_of(servings)
     done = data.draw(st.sets(st.sampled_from(works)))
     left = remaining(servings, done)
-    assert works_of(left) == [work for work in works if work not in done]
+    assert list(works_of(left)) == [work for work in works if work not in done]
     assert all(serving.works for serving in left)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from validation_samples import Imagined, begun, protocol
 
 from serve.validate.load import LoadError
-from serve.validate.plan import Cell, Serving, Work, plan
+from serve.validate.plan import Cell, Serving, Work, plan, works_of
 from serve.validate.progress import Reporting
 from serve.validate.results import Arm, Exactness, Run
 from serve.validate.runner import run
@@ -20,7 +20,7 @@ from serve.validate.servers import ServerError
 from serve.validate.store import Store, opened
 
 SERVINGS = plan(protocol(rounds=3))
-WORKS = [work for serving in SERVINGS for work in serving.works]
+WORKS = list(works_of(SERVINGS))
 
 
 def go(directory: Path, servers: Imagined, now: Run | None = None) -> tuple[list[str], str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from validation_samples import begun, protocol, record_of
 
 from serve.errors import InputError
-from serve.validate.plan import Cell, Sampling, Task, Work, plan
+from serve.validate.plan import Cell, Sampling, Task, Work, plan, works_of
 from serve.validate.results import Arm, Load, Skipped
 from serve.validate.store import Store, opened
 
@@ -69,7 +69,7 @@ def test_a_crash_while_writing_leaves_the_old_record(store: Store, monkeypatch: 
 
 
 def test_a_foreign_record_is_refused_by_name(store: Store) -> None:
-    works = [work for serving in plan(protocol()) for work in serving.works]
+    works = works_of(plan(protocol()))
     store.check_foreign(works)
     other = Cell(9, Arm.FIXED, 4)
     store.write(other.record, record_of(other))
