@@ -8,6 +8,9 @@ import numpy as np
 
 FRESH = 1.0
 
+CHUNK_ROWS = 12
+"""Rows of logits that the rejection sampler takes at once: fewer than a full batch has."""
+
 
 class WatchingWorker:
     """Methods for `LLM.collective_rpc`."""
@@ -15,14 +18,21 @@ class WatchingWorker:
     model_runner: Any
 
     def watch(self) -> None:
-        """From now on keep every record and compare what budgets read: two records old with the ring, else one."""
+        """From now on keep every record and compare what budgets read: two records old with the ring, else one.
+
+        The sampler's chunk shrinks to `CHUNK_ROWS`, so that full budgets need several.
+        """
+        from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
         manager = self.model_runner.adaptive_verification
+        rejection_sampler.MAX_CHUNK_BYTES = CHUNK_ROWS * 4 * self.model_runner.vocab_size
+        manager._max_total_logits = CHUNK_ROWS
         age = 1 if manager._ring is None else 2
         add, record, choose = manager.add_request, manager.record_confidences, manager.get_num_tokens
         table = manager._confidence_probs
         records: list[np.ndarray] = []
         used: set[int] = set()
-        self._seen = seen = {"records": 0, "budgets": 0, "reused": 0, "wrong": 0, "age": age, "trimmed": 0}
+        self._seen = seen = {"records": 0, "budgets": 0, "reused": 0, "wrong": 0, "age": age, "trimmed": 0, "chunked": 0}
 
         def added(slot: int) -> None:
             seen["reused"] += slot in used
@@ -46,10 +56,11 @@ class WatchingWorker:
             tokens: int = choose(*args)
             drafts, _, budget = manager._batch_budget
             seen["trimmed"] += budget < sum(drafts.values())
+            seen["chunked"] += budget > 0 and budget + len(drafts) > CHUNK_ROWS
             return tokens
 
         manager.add_request, manager.record_confidences, manager.get_num_tokens = added, recorded, chosen
 
     def seen(self) -> dict[str, int]:
-        """Counts: records, budgets compared, slots reused, budgets that read something else, and budgets that bound."""
+        """Counts: records, budgets compared, slots reused, budgets that read something else, that bound, in chunks."""
         return self._seen
