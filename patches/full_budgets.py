@@ -60,15 +60,15 @@ def _chunk_what_was_not_trimmed(sampler_module: ModuleType) -> None:
     @functools.wraps(verify_in_chunks)
     def verify(self: Any, logits: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Upstream's; a batch of several chunks, none of it trimmed, as in fixed verification."""
+        asks = getattr(self, "enable_adaptive_verification", False)  # 0.28.0 never asks
         limit = sampler_module.get_max_chunk_logits(logits.shape[1])
-        if not can_be_chunked(rows=logits.shape[0], ends=input_batch.cu_num_logits_np, limit=limit):
+        if not asks or not can_be_chunked(rows=logits.shape[0], ends=input_batch.cu_num_logits_np, limit=limit):
             return verify_in_chunks(self, logits, input_batch, *args, **kwargs)
-        adaptive = getattr(self, "enable_adaptive_verification", False)  # 0.28.0 does not ask
         self.enable_adaptive_verification = False
         try:
             return verify_in_chunks(self, logits, input_batch, *args, **kwargs)
         finally:
-            self.enable_adaptive_verification = adaptive
+            self.enable_adaptive_verification = True
 
     sampler_module.RejectionSampler._verify_in_chunks = verify
 

@@ -110,7 +110,7 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         Args:
             capture_sizes: Token counts with a graph, ascending.
         """
-        batches = super().batches_to_profile(capture_sizes)
+        batches: Iterator[dict[str, Any]] = super().batches_to_profile(capture_sizes)
         self._captured = capture_sizes
         if not self._prices_requests:
             return batches

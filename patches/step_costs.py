@@ -15,10 +15,11 @@ The difference says what a request adds to a step. The rest is the cost of token
 The middle term is no matter of the budget. It joins the draft curve, so tables, planning and telemetry stay as they
 are: two curves, made the same on every rank by `set_cost_curves`.
 
-Two more things about the measured points. Costs cannot fall with size, and upstream makes sure by a running maximum: one
-disturbed point prices everything up to the next size that really costs as much, and budgets stop below it. Here points
-that fall are pooled at their median instead. And the profile shrinks, since it is the larger part of an adaptive
-start: three replays of each shape instead of five of one, and of captured sizes less than an eighth apart not all.
+Two more things about the points. Costs cannot fall with size, and upstream makes sure by a running maximum: one
+disturbed point prices everything up to the next size that really costs as much, and budgets stop below it. Here
+points that fall are pooled at their median. And the profile shrinks, since it is the larger part of an adaptive start:
+three replays of each shape instead of five of one, and not all of the captured sizes that are less than an eighth
+apart.
 
 What the tables leave out, as upstream's do: logits and sampling, which take time for every row, and the host's work.
 

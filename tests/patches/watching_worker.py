@@ -32,7 +32,8 @@ class WatchingWorker:
         table = manager._confidence_probs
         records: list[np.ndarray] = []
         used: set[int] = set()
-        self._seen = seen = {"records": 0, "budgets": 0, "reused": 0, "wrong": 0, "age": age, "trimmed": 0, "chunked": 0}
+        counts = ("records", "budgets", "reused", "wrong", "trimmed", "chunked")
+        self._seen = seen = {"age": age} | dict.fromkeys(counts, 0)
 
         def added(slot: int) -> None:
             seen["reused"] += slot in used
