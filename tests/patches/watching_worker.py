@@ -8,7 +8,7 @@ import numpy as np
 
 FRESH = 1.0
 
-CHUNK_ROWS = 12
+CHUNK_ROWS = 16
 """Rows of logits that the rejection sampler takes at once: fewer than a full batch has."""
 
 

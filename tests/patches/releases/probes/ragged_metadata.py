@@ -3,6 +3,7 @@
 usage: ragged_metadata.py VERSION HARDWARE PATCHES adaptive|fixed SEED COUNT
        ragged_metadata.py VERSION HARDWARE PATCHES replay SEED COUNT           (on a GPU)
        ragged_metadata.py VERSION HARDWARE PATCHES time REQUESTS TOKENS PAGES  (on a GPU)
+       ragged_metadata.py VERSION HARDWARE PATCHES TASK ... , TASK ...         (one after another, a line each)
 
 HARDWARE is `cuda-hopper` or `rocm-gfx950`; PATCHES are ids separated by commas, or `none`. On a GPU the platform
 answers for itself, and kernels are compiled. DeepGEMM's schedule is never computed: no patch writes it. `time` prints
@@ -23,7 +24,7 @@ import numpy as np
 import release
 import torch
 
-version, hardware, ids, task, *numbers = sys.argv[1:]
+version, hardware, ids, *words = sys.argv[1:]
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
     release.interpret()
@@ -196,10 +197,12 @@ def timings(requests: int, tokens: int, pages: int) -> dict[str, dict[str, float
 
 
 logging.disable(logging.INFO)
-if task == "replay":
-    result = replayed_steps(*map(int, numbers))
-elif task == "time":
-    result = timings(*map(int, numbers))
-else:
-    result = random_steps(task, int(numbers[0]), int(numbers[1]))
-print(json.dumps(result))
+for task, *numbers in (part.split() for part in " ".join(words).split(",")):
+    result: Any
+    if task == "replay":
+        result = replayed_steps(*map(int, numbers))
+    elif task == "time":
+        result = timings(*map(int, numbers))
+    else:
+        result = random_steps(task, int(numbers[0]), int(numbers[1]))
+    print(json.dumps(result), flush=True)
