@@ -8,8 +8,11 @@ import numpy as np
 
 FRESH = 1.0
 
-CHUNK_ROWS = 16
-"""Rows of logits that the rejection sampler takes at once: fewer than a full batch has."""
+CHUNK_ROWS = (12, 16)
+"""Rows of logits that the rejection sampler takes at once, in turns: fewer than a full batch has.
+
+With the larger chunk budgets tend to fit into it, with the smaller one to take everything.
+"""
 
 
 class WatchingWorker:
@@ -20,19 +23,17 @@ class WatchingWorker:
     def watch(self) -> None:
         """From now on keep every record and compare what budgets read: two records old with the ring, else one.
 
-        The sampler's chunk shrinks to `CHUNK_ROWS`, so that full budgets need several.
+        The sampler's chunk shrinks to one of `CHUNK_ROWS`, so that full budgets need several.
         """
         from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
         manager = self.model_runner.adaptive_verification
-        rejection_sampler.MAX_CHUNK_BYTES = CHUNK_ROWS * 4 * self.model_runner.vocab_size
-        manager._max_total_logits = CHUNK_ROWS
         age = 1 if manager._ring is None else 2
         add, record, choose = manager.add_request, manager.record_confidences, manager.get_num_tokens
         table = manager._confidence_probs
         records: list[np.ndarray] = []
         used: set[int] = set()
-        counts = ("records", "budgets", "reused", "wrong", "trimmed", "chunked")
+        counts = ("records", "budgets", "reused", "wrong", "steps", "trimmed", "chunked")
         self._seen = seen = {"age": age} | dict.fromkeys(counts, 0)
 
         def added(slot: int) -> None:
@@ -54,10 +55,14 @@ class WatchingWorker:
             if len(records) == age + 1:
                 seen["budgets"] += 1
                 seen["wrong"] += not np.array_equal(read[sorted(used)], records[0][sorted(used)])
+            rows = CHUNK_ROWS[seen["steps"] % len(CHUNK_ROWS)]
+            seen["steps"] += 1
+            rejection_sampler.MAX_CHUNK_BYTES = rows * 4 * self.model_runner.vocab_size
+            manager._max_total_logits = rows
             tokens: int = choose(*args)
             drafts, _, budget = manager._batch_budget
             seen["trimmed"] += budget < sum(drafts.values())
-            seen["chunked"] += budget > 0 and budget + len(drafts) > CHUNK_ROWS
+            seen["chunked"] += budget > 0 and budget + len(drafts) > rows
             return tokens
 
         manager.add_request, manager.record_confidences, manager.get_num_tokens = added, recorded, chosen
