@@ -11,8 +11,10 @@ for fixed verification, in the same memory. So two ranges are allowed here: what
 What lies between stays closed, since there only the device knows where requests end.
 
 The host's boundaries include placeholder drafts (`patches.admission`), which are not verified. Where these were
-scheduled and the batch needs chunks, the exact ends are written over them. The sampler chunks only a batch whose
-boundaries end where its rows do: no request holds more rows than the host says, so equal sums mean equal requests.
+scheduled and the batch needs chunks, the exact ends are written over them. Not so with batch-sharded sampling (0.33.0):
+it works out the ends of each rank's own requests from the scheduled ones and the admitted counts. The sampler chunks
+only a batch whose boundaries end where its rows do: no request holds more rows than the host says, so equal sums mean
+equal requests.
 
 Whether a budget may exceed the chunk follows from the scheduler's counts and the size of the vocabulary, the same on
 every rank.

@@ -244,7 +244,8 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         assert plan is not None
         bonus = self.num_bonus_tokens
         eligible = sum(plan.eligible.values())
-        if plan.budget and plan.budget + len(req_ids) * bonus > self._max_total_logits:
+        needs_chunks = plan.budget > 0 and plan.budget + len(req_ids) * bonus > self._max_total_logits
+        if needs_chunks and not getattr(self, _COUNTS_TO_HOST, False):
             full_budgets.write_ends(plan.in_order(req_ids)[1] + bonus, self._host_ends)
         if self._takes_shortcut and unbound_budget.split_is_known(budget=plan.budget, eligible=eligible):
             _, drafts, others = plan.in_order(req_ids)
