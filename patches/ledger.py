@@ -72,6 +72,7 @@ class Patch:
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+_INPUT_BATCH = "vllm.v1.worker.gpu.input_batch"
 _OUTPUTS = "vllm.v1.worker.gpu.async_utils"
 _CORE = "vllm.v1.engine.core"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
@@ -206,6 +207,7 @@ LEDGER: tuple[Patch, ...] = (
             f"{_ADAPTIVE}:build_cost_tables_from_curves",
             f"{_OUTPUTS}:StepTimingSample",
             f"{_RUNNER}:GPUModelRunner._dummy_run",
+            f"{_INPUT_BATCH}:set_dummy_context",
             f"{_RUNNER}:GPUModelRunner.capture_model",
         ),
         switchable=True,

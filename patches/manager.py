@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.config.vllm import get_current_vllm_config_or_none
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
@@ -71,6 +72,8 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
     """[requests + 1] where the host says that each request's logits end: the batch's own array."""
     _captured: list[int]
     """Token counts with a graph, ascending, as of the last profile."""
+    _profiled: list[dict[str, Any]]
+    """The batches of the last profile."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -98,6 +101,9 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         self._takes_shortcut = is_applied(unbound_budget.PATCH_ID)
         self._chunks_full_budgets = is_applied(full_budgets.PATCH_ID)
         self._prices_requests = is_applied(step_costs.PATCH_ID)
+        config = get_current_vllm_config_or_none()
+        # As upstream tells models with a sparse indexer.
+        self._shares_context = config is None or not hasattr(config.model_config.hf_config, "index_topk")
 
     @property
     def confidence_waits(self) -> int:
@@ -111,15 +117,20 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             capture_sizes: Token counts with a graph, ascending.
         """
         batches: Iterator[dict[str, Any]] = super().batches_to_profile(capture_sizes)
-        self._captured = capture_sizes
         if not self._prices_requests:
             return batches
-        return step_costs.both_shapes(
-            batches,
-            capture_sizes,
-            width=self.num_speculative_steps + self.num_bonus_tokens,
-            max_requests=self.req_states.max_num_reqs,
+        width = self.num_speculative_steps + self.num_bonus_tokens
+        self._captured = capture_sizes
+        self._profiled = list(
+            step_costs.profiled_batches(
+                batches,
+                capture_sizes,
+                width=width,
+                longest_context=self.req_states.max_model_len - width,
+                shares_context=self._shares_context,
+            )
         )
+        return iter(self._profiled)
 
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
         """Plan with what a profile measured.
@@ -128,7 +139,7 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             samples: Upstream's `StepTimingSample`s of `batches_to_profile`.
         """
         if self._prices_requests:
-            self.set_cost_curves(*step_costs.cost_curves(samples, self._captured))
+            self.set_cost_curves(*step_costs.cost_curves(samples, self._profiled, self._captured))
         else:
             super().set_initial_cost_curves(samples)
 

@@ -7,19 +7,21 @@ draft shares its request's context. At 16 requests x 8 tokens the table prices t
 is then cut where verifying is nearly free, and adaptive verification yields less than fixed: on an H200 the table said
 6.8 ms for a step that took 5.5, sampling included (tests/bench/RESULTS.md).
 
-Here every captured size is profiled in two shapes: upstream's, and whole requests of one bonus token and all drafts.
-The difference says what a request adds to a step. The rest is the cost of tokens alone. A step's cost is
+A batch that replays a graph has as many requests as the graph was captured with, so requests cannot be taken out of
+the profile. Their contexts can. Here every captured size is profiled twice: as upstream does, and with contexts so
+short that together they are those of whole requests, of one bonus token and all drafts each. The difference says what
+reading a context adds to a step. The rest is the cost of tokens alone. A step's cost is
 
-    drafting for R requests + R x what a request adds + verifying T tokens.
+    drafting for R requests + R x what a context adds + verifying T tokens.
 
 The middle term is no matter of the budget. It joins the draft curve, so tables, planning and telemetry stay as they
-are: two curves, made the same on every rank by `set_cost_curves`.
+are: two curves, made the same on every rank by `set_cost_curves`. A sparse indexer scores its context for every token,
+not once a request; such models are profiled with upstream's contexts alone.
 
 Two more things about the points. Costs cannot fall with size, and upstream makes sure by a running maximum: one
 disturbed point prices everything up to the next size that really costs as much, and budgets stop below it. Here
 points that fall are pooled at their median. And the profile shrinks, since it is the larger part of an adaptive start:
-three replays of each shape instead of five of one, and not all of the captured sizes that are less than an eighth
-apart.
+three replays of each batch instead of five, and not all of the captured sizes that are less than an eighth apart.
 
 What the tables leave out, as upstream's do: logits and sampling, which take time for every row, and the host's work.
 
@@ -51,77 +53,81 @@ Curve = list[tuple[int, float]]
 """(size, milliseconds), as upstream's `set_cost_curves` takes it."""
 
 
-def both_shapes(
-    batches: Iterable[Mapping[str, Any]], captured: Sequence[int], *, width: int, max_requests: int
+def profiled_batches(
+    batches: Iterable[Mapping[str, Any]],
+    captured: Sequence[int],
+    *,
+    width: int,
+    longest_context: int,
+    shares_context: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Upstream's batches to profile, fewer of them, and beside each one the same tokens in whole requests.
+    """Upstream's batches to profile, fewer of them, and beside each one the same with the contexts of whole requests.
 
     Args:
         batches: Arguments of `GPUModelRunner._dummy_run`, as upstream's `batches_to_profile` yields them.
         captured: Token counts with a graph, ascending.
         width: Tokens of a request that keeps all its drafts.
-        max_requests: Most requests of a batch.
+        longest_context: Tokens before a step that a request can have; `_dummy_run` would shorten longer ones.
+        shares_context: Whether a request's tokens read its context together.
     """
     by_tokens = {batch["num_tokens"]: dict(batch) for batch in batches}
     kept = set(coarser(captured, PARTS))
-    for tokens, narrow in by_tokens.items():
+    for tokens, batch in by_tokens.items():
         if tokens in captured and tokens not in kept:
             continue
-        requests = tokens // width
-        wide = narrow | {"num_tokens": requests * width, "uniform_decode": True}
-        # Beyond the graphs upstream's shape is the only one: no step of whole requests runs there.
-        has_wide = tokens in captured and 0 < requests <= max_requests
+        context = min(batch["context_len"], longest_context)
+        # Beyond the graphs a step holds a prefill, and upstream's batch is as good as another.
+        contexts = [context, context // width] if shares_context and tokens in captured else [context]
         for _ in range(REPLAYS):
-            yield narrow
-            if has_wide:
-                yield wide
+            for length in contexts:
+                yield batch | {"context_len": length}
 
 
-def cost_curves(samples: Iterable[Any], captured: Sequence[int]) -> tuple[Curve, Curve]:
+def cost_curves(
+    samples: Iterable[Any], batches: Sequence[Mapping[str, Any]], captured: Sequence[int]
+) -> tuple[Curve, Curve]:
     """Draft and verify curves of a profile.
 
     Args:
-        samples: Upstream's `StepTimingSample`s.
+        samples: Upstream's `StepTimingSample`s, one for each batch.
+        batches: What was run.
         captured: Token counts with a graph, ascending.
 
     Returns:
-        Milliseconds by requests, what a request adds to verification included, and milliseconds by tokens.
+        Milliseconds by requests, what their contexts add to verification included, and milliseconds by tokens.
     """
+    full = max((batch["context_len"] for batch in batches), default=0)
     drafting: dict[int, list[float]] = defaultdict(list)
-    verifying: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for sample in samples:
+    verifying: dict[tuple[int, float], list[float]] = defaultdict(list)
+    for sample, batch in zip(samples, batches, strict=True):
+        share = batch["context_len"] / full if full else 1.0
         # As upstream: drafts after an eager target wait for the host and say nothing.
-        if sample.full_cudagraph:
+        if sample.full_cudagraph and share == 1:
             drafting[sample.num_reqs].append(sample.drafter_ms)
-        verifying[padded(sample.num_target_tokens, captured), sample.num_reqs].append(sample.forward_ms)
-    shapes: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for (size, requests), times in sorted(verifying.items()):
-        shapes[size].append((requests, float(np.median(times))))
+        verifying[sample.num_target_tokens, share * sample.num_reqs].append(sample.forward_ms)
+    by_contexts: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for (tokens, contexts), times in sorted(verifying.items()):
+        by_contexts[tokens].append((contexts, float(np.median(times))))
 
-    added = added_by_a_request(shapes.values())
-    points = [(size, float(np.mean([ms - added * requests for requests, ms in shapes[size]]))) for size in shapes]
-    risen = dict(zip(shapes, rising([ms for _, ms in points]), strict=True))
+    added = added_by_a_context(by_contexts.values())
+    rest = [float(np.mean([ms - added * contexts for contexts, ms in points])) for points in by_contexts.values()]
+    risen = dict(zip(by_contexts, rising(rest), strict=True))
     draft_curve = [(requests, float(np.median(times)) + added * requests) for requests, times in drafting.items()]
     return sorted(draft_curve), at_every_size(risen, captured)
 
 
-def padded(tokens: int, captured: Sequence[int]) -> int:
-    """The captured size that runs so many tokens; beyond the graphs nothing is padded."""
-    place = int(np.searchsorted(captured, tokens))
-    return captured[place] if place < len(captured) else tokens
+def added_by_a_context(sizes: Iterable[Sequence[tuple[float, float]]]) -> float:
+    """Milliseconds that one context more adds to a step of as many tokens; 0 where nothing tells.
 
-
-def added_by_a_request(shapes: Iterable[Sequence[tuple[int, float]]]) -> float:
-    """Milliseconds that one request more adds to a step of as many tokens; 0 where nothing tells.
-
-    The median over sizes, each weighted by how many requests its shapes lie apart.
+    The median over sizes, each weighted by how many contexts its points lie apart.
 
     Args:
-        shapes: For each size (requests, milliseconds), ascending.
+        sizes: For each size (contexts, milliseconds), ascending.
     """
     slopes = sorted(
-        ((many - few) / (requests - fewer), requests - fewer)
-        for ((fewer, few), *_, (requests, many)) in (shape for shape in shapes if len(shape) > 1)
+        ((points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]), points[-1][0] - points[0][0])
+        for points in sizes
+        if len(points) > 1
     )
     if not slopes:
         return 0.0

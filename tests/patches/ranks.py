@@ -67,6 +67,7 @@ def request_states() -> SimpleNamespace:
         num_speculative_steps=STEPS,
         device=torch.device("cpu"),
         max_num_reqs=SLOTS,
+        max_model_len=4096,
         max_num_batched_tokens=SLOTS * (STEPS + 1),
         req_id_to_index={f"r{slot}": slot for slot in range(SLOTS)},
         num_computed_tokens_np=np.full(SLOTS, 8, dtype=np.int32),
@@ -114,11 +115,14 @@ def plan(manager, rank: int, steps: int) -> np.ndarray:
 def timed(batch: dict[str, int], rank: int) -> SimpleNamespace:
     """What a rank measures of one batch of its profile."""
     tokens = batch["num_tokens"]
-    requests = tokens // (STEPS + 1) if batch.get("uniform_decode") else min(tokens, SLOTS)
+    requests = min(tokens, SLOTS)
     return SimpleNamespace(
         num_target_tokens=tokens,
         num_reqs=requests,
-        forward_ms=10.0 + 0.2 * requests + (0.1 + 0.2 * rank) * tokens + 0.02 * max(tokens - 24, 0) ** 1.5,
+        forward_ms=10.0
+        + 1e-4 * batch["context_len"] * requests
+        + (0.1 + 0.2 * rank) * tokens
+        + 0.02 * max(tokens - 24, 0) ** 1.5,
         drafter_ms=1.0 + rank + 0.1 * requests,
         full_cudagraph=tokens <= CAPTURED[-1],
     )

@@ -36,6 +36,8 @@ OURS = {
     "_prices_requests",
     "_host_ends",
     "_captured",
+    "_profiled",
+    "_shares_context",
     "_boundaries",
     "_counts_on_host",
 }
