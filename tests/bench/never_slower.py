@@ -32,8 +32,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -352,9 +354,12 @@ def micro(run: Run, options: argparse.Namespace) -> None:
             say(f"micro {name}: there already")
             continue
         command = [sys.executable, "-m", f"tests.bench.micro_{name}"]
-        with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
             assert process.stdout is not None
-            stop = threading.Timer(max(run.left(), 1.0), process.kill)
+            # With its own child, which holds the pipe.
+            stop = threading.Timer(max(run.left(), 1.0), os.killpg, (process.pid, signal.SIGKILL))
             stop.start()
             for line in process.stdout:
                 if line.startswith("{"):
