@@ -8,8 +8,8 @@ test-gpu: ## Tests that need a Hopper GPU
 bench-gpu: ## What flattened metadata costs on this GPU
 	$(PYTHON) -m tests.bench.flattened_metadata
 
-bench-never-slower: ## Compare adaptive with fixed verification on this GPU, in interleaved rounds (an hour)
-	$(PYTHON) -m tests.bench.never_slower --seconds 3600 --only overhead,micro,workloads,trace,startup
+bench-never-slower: ## Compare adaptive with fixed verification on this GPU, in interleaved rounds (half an hour)
+	$(PYTHON) -m tests.bench.never_slower --only overhead,micro,workloads,startup --rounds 8 --part-seconds 600
 
 bench-telemetry: ## What telemetry adds to a step of an engine on this GPU
 	$(PYTHON) -m tests.bench.telemetry_engine

@@ -36,14 +36,15 @@ def survival_probabilities(confidences: NDArray[np.floating]) -> NDArray[np.floa
     return np.cumprod(sane, axis=1, dtype=np.float64)
 
 
-def full_budget(eligible: NDArray[np.integer], max_budget: int) -> int:
+def full_budget(eligible: NDArray[np.integer], max_budget: int | None) -> int:
     """Every draft that may be verified, as far as the bound allows: the budget of fixed verification.
 
     Args:
         eligible: [requests] drafts of each request that may be verified.
-        max_budget: Upper bound, for example what the rejection sampler can take in one chunk.
+        max_budget: Upper bound, for example what the rejection sampler can take in one chunk; None for none.
     """
-    return min(int(eligible.sum()), max(0, max_budget))
+    drafts = int(eligible.sum())
+    return drafts if max_budget is None else min(drafts, max(0, max_budget))
 
 
 def choose_budget(
@@ -53,6 +54,7 @@ def choose_budget(
     sampling_requests: int,
     other_tokens: int,
     max_budget: int,
+    full_is_allowed: bool = False,
     costs: CostTables,
 ) -> int:
     """The number of drafts whose verification maximises expected tokens per millisecond.
@@ -66,15 +68,19 @@ def choose_budget(
         sampling_requests: Requests that sample a token in this step.
         other_tokens: Tokens of the batch that are not drafts.
         max_budget: Upper bound, for example what the rejection sampler can take in one chunk.
-        costs: Cost tables that reach `other_tokens + max_budget` tokens.
+        full_is_allowed: Whether every draft may be verified whatever the bound (`patches.full_budgets`).
+        costs: Cost tables that reach as many tokens as the largest budget makes.
 
     Returns:
-        A budget from 0 to `full_budget`. The smallest one among equals.
+        A budget from 0 to `full_budget`, or every draft. The smallest one among equals.
     """
     requests, steps = survival.shape
     slots = np.arange(steps)[None, :] < eligible[:, None]
-    limit = full_budget(eligible, max_budget)
-    scores = np.sort(survival[slots])[::-1][:limit]
-    expected_tokens = sampling_requests + np.concatenate(([0.0], np.cumsum(scores)))
-    milliseconds = costs.draft_ms[requests] + costs.verify_ms[other_tokens : other_tokens + limit + 1]
-    return int(np.argmax(expected_tokens / milliseconds))
+    budgets = np.arange(full_budget(eligible, max_budget) + 1)
+    every_draft = full_budget(eligible, None)
+    if full_is_allowed and every_draft > budgets[-1]:
+        budgets = np.append(budgets, every_draft)
+    scores = np.sort(survival[slots])[::-1]
+    expected_tokens = sampling_requests + np.concatenate(([0.0], np.cumsum(scores)))[budgets]
+    milliseconds = costs.draft_ms[requests] + costs.verify_ms[other_tokens + budgets]
+    return int(budgets[np.argmax(expected_tokens / milliseconds)])

@@ -15,6 +15,7 @@ RELEASES = ("0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 """The vLLM releases with adaptive verification that were validated. Nothing else is opted in by a pattern."""
 
 EVERYWHERE = frozenset({CUDA_HOPPER, ROCM_GFX950, CPU})
+GPUS = frozenset({CUDA_HOPPER, ROCM_GFX950})
 
 
 class Status(StrEnum):
@@ -71,6 +72,7 @@ class Patch:
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+_INPUT_BATCH = "vllm.v1.worker.gpu.input_batch"
 _OUTPUTS = "vllm.v1.worker.gpu.async_utils"
 _CORE = "vllm.v1.engine.core"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
@@ -80,6 +82,8 @@ _DSV41_ROCM = "vllm.models.deepseek_v41.amd.rocm"
 _DSV41_MLA = "vllm.models.deepseek_v41.sparse_mla"
 _SWA = "vllm.v1.attention.backends.mla.sparse_swa"
 _REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
+_SAMPLER = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+_CONFIG = "vllm.config.vllm:VllmConfig"
 
 LEDGER: tuple[Patch, ...] = (
     Patch(
@@ -169,6 +173,57 @@ LEDGER: tuple[Patch, ...] = (
         switchable=True,
     ),
     Patch(
+        id="chunked-full-budgets",
+        what="A budget that takes every draft may be as large as fixed verification's, and is sampled in chunks",
+        upstream="none: a budget has to fit into one chunk of the rejection sampler, 2**30 bytes of logits",
+        hardware=EVERYWHERE,
+        releases=RELEASES,
+        module="patches.full_budgets",
+        removal="when upstream samples a trimmed batch in chunks",
+        wraps=(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.compact_batch",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",
+            f"{_RUNNER}:GPUModelRunner.prepare_inputs",
+            f"{_SAMPLER}:RejectionSampler._verify_in_chunks",
+            f"{_SAMPLER}:RejectionSampler._get_logprobs_tensors",
+            f"{_SAMPLER}:RejectionSampler.__call__",
+            f"{_SAMPLER}:_iter_request_chunks",
+            f"{_SAMPLER}:get_max_chunk_logits",
+        ),
+        switchable=True,
+    ),
+    Patch(
+        id="request-aware-costs",
+        what="A step is priced by its tokens and its requests, so that a draft does not cost what a request costs",
+        upstream="none: the profile has as many requests as tokens, each with a context of its own to read",
+        hardware=GPUS,
+        releases=RELEASES,
+        module="patches.step_costs",
+        removal="when upstream's profile knows how many requests a step has",
+        replaces=(f"{_ADAPTIVE}:AdaptiveVerificationManager.set_initial_cost_curves",),
+        wraps=(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.batches_to_profile",
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
+            f"{_ADAPTIVE}:build_cost_tables_from_curves",
+            f"{_OUTPUTS}:StepTimingSample",
+            f"{_RUNNER}:GPUModelRunner._dummy_run",
+            f"{_INPUT_BATCH}:set_dummy_context",
+            f"{_RUNNER}:GPUModelRunner.capture_model",
+        ),
+        switchable=True,
+    ),
+    Patch(
+        id="coarser-capture-grid",
+        what="Captures no graph where the next larger one pads a batch by at most a sixteenth",
+        upstream="none: a graph every 16 tokens up to the largest, and a profile of each",
+        hardware=GPUS,
+        releases=RELEASES,
+        module="patches.capture_grid",
+        removal="when upstream's steps grow with the size",
+        wraps=(f"{_CONFIG}._set_cudagraph_sizes",),
+        switchable=True,
+    ),
+    Patch(
         id="cpu-engine",
         what="Runs the V2 model runner, DSpark and adaptive verification on a CPU, kernels interpreted",
         upstream="none: upstream's CPU platform forces graphs off and adaptive verification insists on them",
@@ -185,7 +240,7 @@ LEDGER: tuple[Patch, ...] = (
             f"{_ADAPTIVE}:_assign_draft_token_budget_compiled",
             f"{_ADAPTIVE}:maybe_create_adaptive_verification_manager",
             f"{_ADAPTIVE}:AdaptiveVerificationManager.set_cost_curves",
-            "vllm.config.vllm:VllmConfig._validate_adaptive_verification",
+            f"{_CONFIG}._validate_adaptive_verification",
             "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
             "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p",
         ),
@@ -248,7 +303,7 @@ LEDGER: tuple[Patch, ...] = (
         id="ragged-metadata-kernel",
         what="Rows of the sparse indexer's decode metadata by one kernel, whatever the requests' lengths",
         upstream="none: ragged lengths take a chain of torch operations, three times as long as even ones",
-        hardware=frozenset({CUDA_HOPPER, ROCM_GFX950}),
+        hardware=GPUS,
         releases=RELEASES,
         module="patches.ragged_metadata",
         removal="when upstream builds ragged rows in one kernel on these devices",

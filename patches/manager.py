@@ -5,25 +5,27 @@ confidence of 1.0, so its K padded drafts rank first: the step verifies tokens t
 ones for it. Here padding is not eligible. The budget itself (`patches.budget`) follows upstream's rule; in fixed mode
 (`patches.modes`) it is every eligible draft. What comes after the choice, compaction on the host and the ranking on
 the device, works from the eligible counts. Estimates are first calibrated (`patches.calibration`) and made the same on
-every tensor-parallel rank (`patches.consensus`). Three stages take time off a step, each by itself:
-`patches.confidence_ring`, `patches.unbound_budget`, `patches.ranking`.
+every tensor-parallel rank (`patches.consensus`). What a step costs is profiled by `patches.step_costs`, and a budget
+that takes every draft may be larger than upstream allows (`patches.full_budgets`). Three stages take time off a step,
+each by itself: `patches.confidence_ring`, `patches.unbound_budget`, `patches.ranking`.
 
 Everything that changes how budgets are chosen belongs in this class, one stage a module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.config.vllm import get_current_vllm_config_or_none
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
-from patches import confidence_ring, consensus, ranking, unbound_budget
+from patches import confidence_ring, consensus, full_budgets, ranking, step_costs, unbound_budget
 from patches.admission import eligible_drafts
 from patches.budget import CostTables, choose_budget, full_budget, survival_probabilities
 from patches.calibration.stage import begin_calibration
@@ -66,6 +68,12 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
     """The decision for the step in preparation."""
     _batch_budget: tuple[dict[str, int], dict[str, int], int] | None
     """Upstream's form of it: eligible drafts and other tokens by request id, and the budget. None once used."""
+    _host_ends: NDArray[np.int32]
+    """[requests + 1] where the host says that each request's logits end: the batch's own array."""
+    _captured: list[int]
+    """Token counts with a graph, ascending, as of the last profile."""
+    _profiled: list[dict[str, Any]]
+    """The batches of the last profile."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -91,11 +99,49 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             else None
         )
         self._takes_shortcut = is_applied(unbound_budget.PATCH_ID)
+        self._chunks_full_budgets = is_applied(full_budgets.PATCH_ID)
+        self._prices_requests = is_applied(step_costs.PATCH_ID)
+        config = get_current_vllm_config_or_none()
+        # As upstream tells models with a sparse indexer.
+        self._shares_context = config is None or not hasattr(config.model_config.hf_config, "index_topk")
 
     @property
     def confidence_waits(self) -> int:
         """Steps whose budget had to wait for confidences to reach the host; 0 where upstream's copies are used."""
         return 0 if self._ring is None else self._ring.waits
+
+    def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, Any]]:
+        """What to run, and to time, for the cost tables: arguments of `GPUModelRunner._dummy_run`.
+
+        Args:
+            capture_sizes: Token counts with a graph, ascending.
+        """
+        batches: Iterator[dict[str, Any]] = super().batches_to_profile(capture_sizes)
+        if not self._prices_requests:
+            return batches
+        width = self.num_speculative_steps + self.num_bonus_tokens
+        self._captured = capture_sizes
+        self._profiled = list(
+            step_costs.profiled_batches(
+                batches,
+                capture_sizes,
+                width=width,
+                longest_context=self.req_states.max_model_len - width,
+                shares_context=self._shares_context,
+            )
+        )
+        return iter(self._profiled)
+
+    def set_initial_cost_curves(self, samples: list[Any]) -> None:
+        """Plan with what a profile measured.
+
+        Args:
+            samples: Upstream's `StepTimingSample`s of `batches_to_profile`.
+        """
+        if self._prices_requests:
+            self.set_cost_curves(*step_costs.cost_curves(samples, self._profiled, self._captured))
+        else:
+            super().set_initial_cost_curves(samples)
 
     def add_request(self, req_idx: int) -> None:
         """Forget what the slot's last owner left."""
@@ -144,7 +190,7 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
         max_budget = self._max_total_logits - len(request_ids) * self.num_bonus_tokens
         if self.mode is Mode.FIXED:
-            budget = full_budget(eligible, max_budget)
+            budget = full_budget(eligible, None if self._chunks_full_budgets else max_budget)
         else:
             assert self.cost_tables is not None
             known = self._stale_confidences[self._stale_idx].np if self._ring is None else self._ring.values
@@ -154,6 +200,7 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
                 sampling_requests=int(np.count_nonzero(computed + other_tokens >= prefill)),
                 other_tokens=int(other_tokens.sum()),
                 max_budget=max_budget,
+                full_is_allowed=self._chunks_full_budgets,
                 costs=CostTables(*self.cost_tables),
             )
         eligible_by_id = dict(zip(request_ids, eligible.tolist(), strict=True))
@@ -171,6 +218,17 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             budget,
         )
         return int(other_tokens.sum()) + budget
+
+    def compact_batch(
+        self,
+        num_draft_tokens_per_req: NDArray[np.int32],
+        num_scheduled_tokens: NDArray[np.int32],
+        cu_num_logits_np: NDArray[np.int32],
+    ) -> Any:
+        """Upstream's; keeps hold of the host's logit ends, which `reallocate_drafts` may have to correct."""
+        result = super().compact_batch(num_draft_tokens_per_req, num_scheduled_tokens, cu_num_logits_np)
+        self._host_ends = result[1]
+        return result
 
     def live_confidences(self, slots: Any) -> Any:
         """[requests, steps] a copy of what the ranking goes by, on the device.
@@ -197,6 +255,9 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         assert plan is not None
         bonus = self.num_bonus_tokens
         eligible = sum(plan.eligible.values())
+        needs_chunks = plan.budget > 0 and plan.budget + len(req_ids) * bonus > self._max_total_logits
+        if needs_chunks and not getattr(self, _COUNTS_TO_HOST, False):
+            full_budgets.write_ends(plan.in_order(req_ids)[1] + bonus, self._host_ends)
         if self._takes_shortcut and unbound_budget.split_is_known(budget=plan.budget, eligible=eligible):
             _, drafts, others = plan.in_order(req_ids)
             admitted = drafts if plan.budget else np.zeros_like(drafts)

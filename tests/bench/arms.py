@@ -16,7 +16,15 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-FASTER = ("unblocked-confidences", "unbound-budget-shortcut", "fused-ranking", "ragged-metadata-kernel")
+FASTER = (
+    "unblocked-confidences",
+    "unbound-budget-shortcut",
+    "fused-ranking",
+    "ragged-metadata-kernel",
+    "chunked-full-budgets",
+    "request-aware-costs",
+    "coarser-capture-grid",
+)
 
 SHAPES = {
     # layers, hidden, intermediate, heads, KV heads, head, vocabulary, tapped layers, draft layers, Markov rank
@@ -69,7 +77,6 @@ class Setting:
         max_requests: Largest batch.
         max_graph_tokens: Largest batch, in tokens, that is captured.
         kv_gib: Size of the KV cache.
-        capture_sizes: Token counts to capture; None for upstream's grid.
         rejection: `rejection_sample_method`.
         ranks: Tensor-parallel ranks. Several have `RankWorker` for their worker.
     """
@@ -78,7 +85,6 @@ class Setting:
     max_requests: int
     max_graph_tokens: int
     kv_gib: float
-    capture_sizes: tuple[int, ...] | None = None
     rejection: str = "synthetic"
     ranks: int = 1
 
@@ -174,8 +180,6 @@ def engine_arguments(arm: Arm, setting: Setting, folder: Path) -> dict[str, Any]
             "cudagraph_mode": "FULL_DECODE_ONLY",
             "max_cudagraph_capture_size": graph_tokens,
         }
-        if setting.capture_sizes is not None and arm.speculation != "off":
-            compilation["cudagraph_capture_sizes"] = list(setting.capture_sizes)
         shared |= {
             "model": target,
             "load_format": "dummy",

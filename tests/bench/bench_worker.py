@@ -5,7 +5,7 @@ Confidences are injected by handing the manager another tensor than the drafter'
 
 from __future__ import annotations
 
-import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,26 +99,38 @@ class BenchWorker:
             setattr(holder, _RECORDER, self._bench_recorder if on else None)
         return self._bench_recorder is not None
 
-    def bench_profile_costs(self) -> list[list[tuple[int, float]]]:
-        """Upstream's cost profile once more, on a device that nobody else uses meanwhile: draft and verify curves."""
+    def bench_profile_costs(self) -> dict[str, Any]:
+        """The manager's own cost profile once more, on a device that nobody else uses meanwhile; it plans with it.
+
+        Returns:
+            `seconds` it took, `batches` it ran, `graphs` there are, and the `draft` and `verify` curves.
+        """
         runner = self.model_runner
         manager = runner.adaptive_verification
+        set_curves, curves, batches = manager.set_cost_curves, [], 0
+        started = time.monotonic()
         with runner.step_timing.collect() as timings:
             for batch in manager.batches_to_profile(runner.cudagraph_manager.captured_token_counts()):
                 runner._dummy_run(**batch)
-        curves = []
-        for points in (
-            [(s.num_reqs, s.drafter_ms) for s in timings if s.full_cudagraph],
-            [(s.num_target_tokens, s.forward_ms) for s in timings],
-        ):
-            sizes = sorted({size for size, _ in points})
-            curves.append([(n, statistics.median(ms for size, ms in points if size == n)) for n in sizes])
-        return curves
+                batches += 1
 
-    def bench_set_costs(self, draft_curve: list[Any], verify_curve: list[Any]) -> None:
-        """Plan with these curves."""
-        curves = [[(int(size), float(ms)) for size, ms in curve] for curve in (draft_curve, verify_curve)]
-        self.model_runner.adaptive_verification.set_cost_curves(*curves)
+        def kept(*both: list[tuple[int, float]]) -> None:
+            curves.extend(both)
+            set_curves(*both)
+
+        manager.set_cost_curves = kept
+        try:
+            manager.set_initial_cost_curves(timings)
+        finally:
+            del manager.set_cost_curves
+        draft, verify = curves
+        return {
+            "seconds": round(time.monotonic() - started, 1),
+            "batches": batches,
+            "graphs": len(runner.cudagraph_manager.captured_token_counts()),
+            "draft": draft,
+            "verify": verify,
+        }
 
     def bench_trace(self, path: str | None) -> None:
         """Start PyTorch's profiler, or with a path stop it and write what it saw there."""

@@ -1,19 +1,30 @@
 """Is adaptive verification ever slower than fixed? Measures it on one GPU, in interleaved rounds. See RESULTS.md.
 
-usage: python -m tests.bench.never_slower --raw RAW.jsonl --seconds 560 [--only overhead,micro,...] [options]
+usage: python -m tests.bench.never_slower --raw RAW.jsonl --only PART[,PART] [--part-seconds 480] [options]
        python -m tests.bench.never_slower --report RAW.jsonl [RAW.jsonl ...]
 
 All engines of a part live on the device at once, one process each, and all but one are idle at any time, so that a
-round compares them in the same minute. Every measurement is appended to RAW as soon as it is there. `--seconds` ends
-the run in good order. An engine that fails shows the end of its log, and the others go on.
+round compares them in the same minute. Every measurement is printed and appended to RAW as soon as it is there. A part
+ends in good order `--part-seconds` after it began, the start of its engines included. Run again with the same RAW, it
+goes on: what RAW has of rounds and micro-benchmarks is not measured again. An engine that fails shows the end of its
+log, and the others go on.
 
-Parts, in order:
+Parts:
   overhead   confidences forced to 0.999 and every draft accepted: budgets are full, only the overhead differs
   micro      the indexer's metadata, and the ranking, by themselves
   workloads  synthetic acceptance with varying confidences of the same mean, from 1 to 256 requests
+  startup    time and memory of graph capture, one engine after another; then throughput with both grids
   trace      PyTorch's profiler over some steps, adaptive and fixed
-  startup    time and memory of graph capture, by token grid
   staleness  acceptance length with confidences one record older, of the bundled pair, on a CPU
+
+On a fresh H200 host, three calls of at most ten minutes each, then the report:
+
+  python -m tests.bench.never_slower --raw overhead.jsonl --only overhead,micro --rounds 20 --part-seconds 390
+  python -m tests.bench.never_slower --raw workloads.jsonl --only workloads --rounds 9 --part-seconds 540
+  python -m tests.bench.never_slower --raw startup.jsonl --only startup --rounds 3 --part-seconds 480
+  python -m tests.bench.never_slower --report overhead.jsonl workloads.jsonl startup.jsonl
+
+Does the driver work? On any CPU: the same with `--cpu-smoke --arms fixed,patched --rounds 1 --most 4`.
 """
 
 from __future__ import annotations
@@ -21,17 +32,21 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.bench.arms import ARMS, DRAFTS, REPOSITORY, Arm, Engine, EngineError, Setting
+from tests.bench.never_slower_report import read
 
 WORKLOADS: dict[str, list[float]] = {
     "high": [0.9] * DRAFTS,
@@ -50,35 +65,41 @@ START_S, MEASURE_S = 420.0, 120.0
 """How long an engine may take to start, and for one measurement; five times as long on a CPU."""
 
 
-def grid(limit: int, parts: int) -> tuple[int, ...]:
-    """Token counts up to `limit` that grow by at most 1/`parts` of the last power of two, in steps of 8 and more."""
-    sizes = {1, 2, 4, *range(8, 65, 8)}
-    base = 64
-    while base < limit:
-        sizes |= {base + i * max(base // parts, 8) for i in range(1, parts + 1)}
-        base *= 2
-    return tuple(sorted(size for size in sizes if size <= limit))
-
-
-GRIDS: dict[str, tuple[int, ...] | None] = {
-    "upstream's": None,
-    "quarters": grid(2048, 4),
-    "halves": grid(2048, 2),
-}
-
-
 class Run:
-    """Where measurements go, and how long there is."""
+    """Where measurements go, what is there already, and how long there is."""
 
-    def __init__(self, raw: Path, seconds: float, folder: Path) -> None:
-        self._raw, self._deadline, self.folder = raw, time.monotonic() + seconds, folder
+    def __init__(self, raw: Path, folder: Path) -> None:
         raw.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
+        self._raw, self.folder = raw, folder
+        self._deadline = time.monotonic()
         self._run = f"{time.time():.0f}"
+        self.before = read([raw]) if raw.exists() else []
+        if raw.exists() and not raw.read_text().endswith("\n"):
+            with raw.open("a") as cut_short:
+                cut_short.write("\n")
+
+    def begin(self, seconds: float) -> None:
+        """A part begins, and has so long."""
+        self._deadline = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until the run must end."""
+        """Seconds until the part must end."""
         return self._deadline - time.monotonic()
+
+    def has(self, part: str, **what: Any) -> bool:
+        """Whether an earlier run recorded such a measurement."""
+        return any(row["part"] == part and what.items() <= row.items() for row in self.before)
+
+    def rounds_left(self, part: str, arms: list[str], cells: list[dict[str, Any]], rounds: int) -> int:
+        """How many of `rounds` earlier runs did not record whole."""
+        wanted = {(arm, cell["workload"], cell["requests"]) for arm in arms for cell in cells}
+        found: dict[tuple[str, int], set[tuple[str, str, int]]] = {}
+        for row in self.before:
+            if row["part"] == part:
+                seen = found.setdefault((row["run"], row["round"]), set())
+                seen.add((row["arm"], row["workload"], row["requests"]))
+        return max(rounds - sum(wanted <= seen for seen in found.values()), 0)
 
     def record(self, part: str, **what: Any) -> None:
         """Append one measurement."""
@@ -91,7 +112,7 @@ def say(*what: object) -> None:
 
 
 def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together: bool) -> dict[str, Engine]:
-    """Engines that started. Together saves time; one at a time leaves each start a quiet device."""
+    """Engines that started. Together saves time; one at a time leaves each start a quiet device but for idle ones."""
     engines = {}
     waiting = list(arms)
     while waiting:
@@ -114,15 +135,18 @@ def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together:
     return engines
 
 
-def share_costs(run: Run, engines: dict[str, Engine]) -> None:
-    """One cost profile, taken while nothing else runs, for every adaptive engine."""
-    adaptive = [engine for engine in engines.values() if engine.arm.speculation == "adaptive"]
-    if not adaptive or adaptive[0].setting.size == "cpu":
-        return
-    curves = adaptive[0].rpc("bench_profile_costs", seconds=min(180.0, run.left()))
-    run.record("costs", arm=adaptive[0].arm.name, size=adaptive[0].setting.size, draft=curves[0], verify=curves[1])
-    for engine in adaptive:
-        engine.rpc("bench_set_costs", *curves)
+def profile_costs(run: Run, engines: dict[str, Engine]) -> None:
+    """Every adaptive engine's own cost profile once more, one after another while nothing else runs."""
+    for name, engine in list(engines.items()):
+        if engine.arm.speculation != "adaptive" or engine.setting.size == "cpu":
+            continue
+        try:
+            profile = engine.rpc("bench_profile_costs", seconds=min(180.0, run.left()))
+        except EngineError as error:
+            lose(engines, name, error)
+            continue
+        run.record("costs", arm=name, size=engine.setting.size, **profile)
+        say(f"{name}: {profile['batches']} batches of {profile['graphs']} graphs profiled in {profile['seconds']} s")
 
 
 def rotated(names: list[str], by: int) -> list[str]:
@@ -140,11 +164,12 @@ def measure(
 ) -> None:
     """Rounds over all cells; in each cell the engines take turns, in another order every round.
 
-    A cell holds `requests`, `tokens`, `repeats` and the injected `workload`, `rates` and `confidences`.
+    A cell holds `requests`, `tokens`, `repeats` and the injected `workload`, `rates` and `confidences`; with `arms`
+    only these engines measure it.
     """
     for number in range(-1, rounds) if engines else ():  # the first only warms up
         for cell in cells:
-            for name in rotated(list(engines), number):
+            for name in rotated([name for name in engines if name in cell.get("arms", engines)], number):
                 engine = engines[name]
                 if run.left() < 15:
                     say(f"{part}: out of time in round {number}")
@@ -166,6 +191,8 @@ def measure(
                 if number >= 0:
                     kept = {key: cell[key] for key in ("workload", "requests", "tokens", "spread")}
                     run.record(part, round=number, arm=name, size=engine.setting.size, **kept, **facts, **found)
+                    took = ", ".join(f"{seconds:.3f}" for seconds in found["seconds"])
+                    say(f"{part} {number}: {cell['workload']} x {cell['requests']}, {name}: {took} s")
         say(f"{part}: round {number} done, {run.left():.0f} s left")
 
 
@@ -184,23 +211,26 @@ def overhead(run: Run, options: argparse.Namespace) -> None:
         for requests in (1, 4, 16)
         if requests <= options.most
     ]
-    with_engines(run, "overhead", options, ["fixed", "patched", "unpatched", "upstream"], setting, cells)
+    with_engines(run, "overhead", options, ["fixed", "patched", "upstream"], setting, cells)
 
 
 def workloads(run: Run, options: argparse.Namespace) -> None:
     setting = Setting(options.size or "4b", 256, 2048, 9.0)
+    every = options.arms or ["off", "fixed", "upstream", "patched"]
     cells = [
         {
-            "workload": name,
+            "workload": workload,
             "rates": rates[: drafts_of(setting)],
             "confidences": rates[: drafts_of(setting)],
             "spread": SPREAD,
             "requests": requests,
             "tokens": tokens_of(setting, 257 if requests <= 16 else 129),
             "repeats": 2 if requests <= 16 else 1,
+            # Without drafts every token is a step: left out where it loses by far, or by the workload's nature.
+            "arms": [name for name in every if name != "off" or (requests >= 128 and workload == "high")],
         }
         for requests in CONCURRENCY
-        for name, rates in WORKLOADS.items()
+        for workload, rates in WORKLOADS.items()
         if requests <= options.most
     ]
     with_engines(run, "workloads", options, ["off", "fixed", "upstream", "patched"], setting, cells)
@@ -229,30 +259,34 @@ def with_engines(
     if setting.size == "cpu":
         # Upstream alone does not run there.
         default, setting = ["fixed", "patched", "unpatched"], Setting("cpu", 16, 0, 0.25)
-    arms = [ARMS[name] for name in options.arms or default]
-    engines = started(run, part, arms, setting, together=not options.one_by_one)
+    names = options.arms or default
+    rounds = run.rounds_left(part, [name for name in names if name != "off"], cells, options.rounds)
+    if not rounds:
+        say(f"{part}: all {options.rounds} rounds are there")
+        return
+    engines = started(run, part, [ARMS[name] for name in names], setting, together=not options.one_by_one)
     try:
-        share_costs(run, engines)
-        measure(run, part, engines, cells, options.rounds)
+        profile_costs(run, engines)
+        measure(run, part, engines, cells, rounds)
     finally:
         for engine in engines.values():
             engine.stop()
 
 
 def trace(run: Run, options: argparse.Namespace) -> None:
-    """What a step does at 1 and 16 requests, adaptive and fixed, written beside the raw file."""
-    setting = Setting(options.size or "8b", 16, 128, 3.0)
+    """What a step with a full budget does, adaptive and fixed, written beside the raw file."""
+    setting = Setting(options.size or "4b", 256, 2048, 9.0)
     if setting.size == "cpu":
         setting = Setting("cpu", 16, 0, 0.25)
     arms = [ARMS[name] for name in options.arms or ("fixed", "patched", "upstream")]
     engines = started(run, "trace", arms, setting, together=not options.one_by_one)
     try:
-        share_costs(run, engines)
+        profile_costs(run, engines)
         for name in list(engines):
             engine = engines[name]
             try:
                 engine.rpc("bench_workload", [1.0] * drafts_of(setting), [FULL] * drafts_of(setting), 0.0)
-                for requests in (n for n in (1, 16) if n <= options.most):
+                for requests in (n for n in (1, 16, 128) if n <= options.most):
                     what = {"requests": requests, "tokens": tokens_of(setting, 129), "prompt": PROMPT}
                     seconds = MEASURE_S * patience(setting)
                     engine.ask("measure", seconds, repeats=1, **what)
@@ -269,70 +303,75 @@ def trace(run: Run, options: argparse.Namespace) -> None:
 
 
 def startup(run: Run, options: argparse.Namespace) -> None:
-    """One start after another on a quiet device; then throughput with each grid, interleaved where all fit."""
-    size = options.size or "4b"
-    plans = [("fixed", "upstream's"), *(("patched", name) for name in GRIDS)]
+    """One start after another, each with no other engine running; then throughput, interleaved where all fit."""
+    setting = Setting(options.size or "4b", 256, 2048, 9.0)
+    if setting.size == "cpu":
+        setting = Setting("cpu", 16, 0, 0.25)
+    names = options.arms or ["fixed", "patched", "without-coarser-capture-grid", "upstream"]
+    compared = [name for name in names if name not in ("fixed", "upstream")]
+    cells = [
+        {
+            "workload": workload,
+            "rates": rates[: drafts_of(setting)],
+            "confidences": rates[: drafts_of(setting)],
+            "spread": SPREAD,
+            "requests": requests,
+            "tokens": tokens_of(setting, 129),
+            "repeats": 1,
+            "arms": compared,
+        }
+        for requests in (4, 16, 64, 128, 256)
+        for workload, rates in WORKLOADS.items()
+        if requests <= options.most
+    ]
+    rounds = run.rounds_left("grids", compared, cells, options.rounds)
+    if not rounds:
+        say(f"startup: all {options.rounds} rounds are there")
+        return
+    if setting.size != "cpu" and not (run.folder / "caches").exists():
+        # The first engines of a host compile its kernels, and the later ones would look the better for it.
+        ends = [ARMS[name] for name in dict.fromkeys((names[0], names[-1]))]
+        for engine in started(run, "startup-compiling", ends, setting, together=True).values():
+            engine.stop()
     engines: dict[str, Engine] = {}
     try:
-        for arm, name in plans:
-            if run.left() < 90:
-                say(f"startup: no time left for {arm}, {name}")
+        for name in names:
+            if run.left() < 60:
+                say(f"startup: no time left for {name}")
                 break
-            setting = Setting(size, 256, 2048, 9.0, GRIDS[name])
-            if size == "cpu":
-                setting = Setting("cpu", 16, 0, 0.25)
-            label = f"startup-{arm}-{re.sub('[^a-z]', '', name)}"
-            for engine in started(run, label, [ARMS[arm]], setting, together=False).values():
-                engines[f"{arm}, {name}"] = engine
-        share_costs_per_grid(run, engines)
-        cells = [
-            {
-                "workload": workload,
-                "rates": rates[: drafts_of(Setting(size, 1, 1, 1))],
-                "confidences": rates[: drafts_of(Setting(size, 1, 1, 1))],
-                "spread": SPREAD,
-                "requests": requests,
-                "tokens": tokens_of(Setting(size, 1, 1, 1), 129),
-                "repeats": 1,
-            }
-            for requests in (4, 16, 64, 128, 256)
-            for workload, rates in WORKLOADS.items()
-            if requests <= options.most
-        ]
-        measure(run, "grids", engines, cells, options.rounds)
+            engines |= started(run, "startup", [ARMS[name]], setting, together=False)
+        profile_costs(run, engines)
+        measure(run, "grids", engines, cells, rounds)
     finally:
         for engine in engines.values():
             engine.stop()
 
 
-def share_costs_per_grid(run: Run, engines: dict[str, Engine]) -> None:
-    """Each grid has a cost table of its own: profiled again on a quiet device."""
-    for name, engine in engines.items():
-        if engine.arm.speculation == "adaptive" and engine.setting.size != "cpu":
-            curves = engine.rpc("bench_profile_costs", seconds=min(180.0, run.left()))
-            run.record("costs", arm=name, size=engine.setting.size, draft=curves[0], verify=curves[1])
-            engine.rpc("bench_set_costs", *curves)
-
-
 def micro(run: Run, options: argparse.Namespace) -> None:
     """In a process of its own each, since the probes stand in for parts of vLLM."""
-    for name in ("ranking", "metadata"):
-        process = subprocess.run(
-            [sys.executable, "-m", f"tests.bench.micro_{name}"],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=max(min(180.0, run.left()), 1.0),
-            check=False,
-        )
-        if process.returncode:
-            say(f"micro {name} failed:\n{process.stdout[-1500:]}\n{process.stderr[-3000:]}")
+    for name in ("metadata", "ranking"):
+        if run.has("micro", of=name, whole=True):
+            say(f"micro {name}: there already")
             continue
-        for line in process.stdout.splitlines():
-            if line.startswith("{"):
-                row = json.loads(line)
-                run.record("micro", of=name, **row)
-                say("micro", row)
+        command = [sys.executable, "-m", f"tests.bench.micro_{name}"]
+        with subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            assert process.stdout is not None
+            # With its own child, which holds the pipe.
+            stop = threading.Timer(max(run.left(), 1.0), os.killpg, (process.pid, signal.SIGKILL))
+            stop.start()
+            for line in process.stdout:
+                if line.startswith("{"):
+                    row = json.loads(line)
+                    run.record("micro", of=name, **row)
+                    say("micro", row)
+            process.wait()
+            stop.cancel()
+        if process.returncode:
+            say(f"micro {name} ended with {process.returncode}")
+        else:
+            run.record("micro", of=name, whole=True)
 
 
 def staleness(run: Run, options: argparse.Namespace) -> None:
@@ -416,8 +455,8 @@ def machine() -> Iterator[tuple[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw", type=Path, default=Path("never-slower.jsonl"), help="measurements, one a line")
-    parser.add_argument("--seconds", type=float, default=560.0, help="when to stop")
-    parser.add_argument("--only", default="overhead,micro,workloads", help="parts, in order, separated by commas")
+    parser.add_argument("--part-seconds", type=float, default=480.0, help="when each part stops")
+    parser.add_argument("--only", default="overhead,micro,workloads,startup", help="parts, in order, with commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", help="8b, 4b or tiny; each part has its own default")
     parser.add_argument("--most", type=int, default=256, help="largest number of concurrent requests")
@@ -437,12 +476,11 @@ def main() -> None:
         return
     if options.cpu_smoke:
         options.size = "cpu"
-    run = Run(options.raw, options.seconds, options.folder)
+    run = Run(options.raw, options.folder)
     run.record("machine", command=" ".join(sys.argv[1:]), **dict(machine()))
     for name in options.only.split(","):
-        say(f"part {name}, {run.left():.0f} s left")
-        if run.left() < 30:
-            break
+        run.begin(options.part_seconds)
+        say(f"part {name}, {run.left():.0f} s")
         try:
             PARTS[name](run, options)
         except (EngineError, subprocess.TimeoutExpired) as error:

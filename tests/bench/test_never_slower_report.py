@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import pytest
 
 from tests.bench import never_slower_report as report
-from tests.bench.never_slower import GRIDS, grid
+from tests.bench.never_slower import Run
 
 
 def row(part: str, arm: str, number: int, seconds: float, **more: object) -> dict:
     base = {"run": "1", "part": part, "arm": arm, "round": number, "workload": "full", "requests": 4, "tokens": 11}
     return base | {"first_token_s": [0.5], "seconds": [0.5 + seconds]} | more
 
+
+CELL = {"workload": "full", "requests": 4}
 
 ROWS = [
     {"run": "1", "part": "machine", "command": "--seconds 9", "device": "a card", "vllm": "0.32.0"},
@@ -60,15 +61,31 @@ def test_raw_rounds_and_section_are_written_and_rewritten(tmp_path, monkeypatch)
     assert json.loads(data.read_text()) == {"another": [1], "never_slower": ROWS}
 
 
-@pytest.mark.parametrize("name", [name for name, sizes in GRIDS.items() if sizes])
-def test_a_grid_grows_in_steps_and_ends_at_the_limit(name):
-    sizes = GRIDS[name]
-    assert sizes is not None
-    assert sizes[-1] == 2048
-    assert list(sizes) == sorted(set(sizes))
-    assert all(b % 8 == 0 for b in sizes if b > 4)
+def test_what_a_start_and_a_coarser_grid_cost_is_stated():
+    rows = [
+        {"run": "1", "part": "start", "of": "startup", "arm": "fixed", "capture": [["13", "4.0"]]},
+        {"run": "1", "part": "start", "of": "startup", "arm": "patched", "capture": [["70", "9.0"], ["16", "5.6"]]},
+        {"run": "1", "part": "start", "of": "overhead", "arm": "patched", "capture": [["99", "9.9"]]},
+        row("grids", "patched", 0, 0.101),
+        row("grids", report.UPSTREAMS_GRID, 0, 0.100),
+        row("grids", "fixed", 0, 0.001),
+    ]
+    text = "\n".join(report.criteria_section(rows))
+    assert "| graph capture, time, patched / fixed | at most 1.3 | 1.23 | yes |" in text
+    assert "| graph capture, memory, patched / fixed | at most 1.3 | 1.40 | no |" in text
+    assert "| throughput, full, 4 requests, patched / upstream's grid | at least 0.99 | 0.990 | yes |" in text
 
 
-def test_quarters_pad_by_at_most_a_quarter():
-    sizes = grid(2048, 4)
-    assert max(b / a for a, b in itertools.pairwise(sizes) if a >= 64) == 1.25
+def test_a_run_goes_on_where_another_ended(tmp_path):
+    raw = tmp_path / "raw.jsonl"
+    assert Run(raw, tmp_path).rounds_left("overhead", ["fixed"], [CELL], 3) == 3
+    raw.write_text("\n".join(map(json.dumps, ROWS)) + '\n{"cut sho')
+    again = Run(raw, tmp_path)
+    assert again.rounds_left("overhead", ["fixed", "patched"], [CELL], 5) == 2
+    assert again.rounds_left("overhead", ["fixed", "upstream"], [CELL], 5) == 3, "upstream lacks a round"
+    assert again.rounds_left("overhead", ["fixed"], [CELL, CELL | {"requests": 16}], 5) == 5, "no round has all cells"
+    assert again.rounds_left("overhead", ["fixed"], [CELL], 2) == 0
+    assert again.has("machine", device="a card")
+    assert not again.has("micro", of="metadata")
+    again.record("micro", of="metadata")
+    assert [row["part"] for row in report.read([raw])][-1] == "micro", "a cut line spoils no other"

@@ -21,7 +21,7 @@ def told(adaptive, *, fast: bool) -> list[int] | None:
         states,
         torch.zeros(SLOTS + 1, dtype=torch.int32),
         num_bonus_tokens=1,
-        max_total_logits=1000,
+        max_total_logits=5,
         copy_admitted_drafts_to_host=True,
     )
     assert manager._ranking is None, "upstream's chain brings the counts to the host"
@@ -30,9 +30,10 @@ def told(adaptive, *, fast: bool) -> list[int] | None:
     drafts = np.array([STEPS, STEPS], dtype=np.int32)
     manager.get_num_tokens({"r0": STEPS + 1, "r1": STEPS + 1}, {"r0": [7] * STEPS, "r1": [-1] * STEPS})
     assert manager.plan.budget == STEPS
-    manager.compact_batch(drafts, drafts + 1, np.array([0, 5, 10]))
+    _, ends = manager.compact_batch(drafts, drafts + 1, np.array([0, 5, 10]))
     logits, _, _, counts = manager.reallocate_drafts(["r0", "r1"], torch.arange(2))
     assert logits.tolist() == [0, STEPS + 1, STEPS + 2]
+    assert ends.tolist() == [0, 5, 10], "each rank works out its own from the scheduled ends and the counts"
     return counts and counts.wait().tolist()
 
 

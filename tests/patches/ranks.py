@@ -24,6 +24,9 @@ from patches.install import apply, survey, switched_off_ids, vllm_root
 RANKS, SLOTS, STEPS, WIDTH = 2, 12, 4, 64
 """Ranks, request slots, longest draft, and numbers recorded for a step."""
 
+CAPTURED, CHUNK = [1, 2, 4, *range(8, 57, 8)], 24
+"""Token counts with a graph, and rows of logits that the sampler takes at once."""
+
 
 class _NoDevice:
     """A CPU has neither streams nor events nor pinned memory: work is done when its call returns."""
@@ -64,6 +67,7 @@ def request_states() -> SimpleNamespace:
         num_speculative_steps=STEPS,
         device=torch.device("cpu"),
         max_num_reqs=SLOTS,
+        max_model_len=4096,
         max_num_batched_tokens=SLOTS * (STEPS + 1),
         req_id_to_index={f"r{slot}": slot for slot in range(SLOTS)},
         num_computed_tokens_np=np.full(SLOTS, 8, dtype=np.int32),
@@ -87,11 +91,13 @@ def plan(manager, rank: int, steps: int) -> np.ndarray:
         tokens = {i: int(n) + 1 for i, n in zip(ids, drafts, strict=True)}
         decisions[step, 0] = manager.get_num_tokens(tokens, {i: [7] * (tokens[i] - 1) for i in ids})
         rows = drafts.astype(np.int32)
-        counts, _ = manager.compact_batch(rows, rows + 1, np.cumsum(np.append(0, rows + 1)))
+        counts, ends = manager.compact_batch(rows, rows + 1, np.cumsum(np.append(0, rows + 1)))
         # `GPUModelRunner.prepare_inputs` uploads the host's boundaries before it asks for the device's.
         manager.query_start_loc.fill_(int(decisions[step, 0]))
         manager.query_start_loc[: len(ids) + 1] = torch.from_numpy(np.cumsum(np.append(0, counts)))
         logits, queries, budget = manager.reallocate_drafts(ids, torch.from_numpy(slots))[:3]
+        if budget + len(ids) > CHUNK:
+            assert ends.tolist() == logits.tolist(), "the sampler cuts chunks where the host says"
         boundaries = np.concatenate((logits.numpy(), queries[: len(ids) + 1].numpy()))
         decisions[step, 1] = budget
         decisions[step, 2 : 2 + boundaries.size] = boundaries
@@ -106,6 +112,22 @@ def plan(manager, rank: int, steps: int) -> np.ndarray:
     return decisions
 
 
+def timed(batch: dict[str, int], rank: int) -> SimpleNamespace:
+    """What a rank measures of one batch of its profile."""
+    tokens = batch["num_tokens"]
+    requests = min(tokens, SLOTS)
+    return SimpleNamespace(
+        num_target_tokens=tokens,
+        num_reqs=requests,
+        forward_ms=10.0
+        + 1e-4 * batch["context_len"] * requests
+        + (0.1 + 0.2 * rank) * tokens
+        + 0.02 * max(tokens - 24, 0) ** 1.5,
+        drafter_ms=1.0 + rank + 0.1 * requests,
+        full_cudagraph=tokens <= CAPTURED[-1],
+    )
+
+
 def run_rank(rank: int, port: int, out: Path, steps: int, shared: bool, adaptive) -> None:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
@@ -115,12 +137,12 @@ def run_rank(rank: int, port: int, out: Path, steps: int, shared: bool, adaptive
         parallel_state.initialize_model_parallel(RANKS, backend="gloo")
     states = request_states()
     manager = adaptive.AdaptiveVerificationManager(
-        states, torch.zeros(SLOTS + 1, dtype=torch.int32), num_bonus_tokens=1, max_total_logits=1000
+        states, torch.zeros(SLOTS + 1, dtype=torch.int32), num_bonus_tokens=1, max_total_logits=CHUNK
     )
     assert manager._shares_estimates
     manager._shares_estimates = shared
-    # Rank 1 brings curves of its own; upstream's broadcast replaces them by rank 0's.
-    manager.set_cost_curves([(1, 1.0 + rank), (SLOTS, 2.0)], [(1, 10.0), (8, 11.0), (24, 20.0), (60, 60.0 + rank)])
+    # Rank 1 measures costs of its own; upstream's broadcast replaces them by rank 0's.
+    manager.set_initial_cost_curves([timed(batch, rank) for batch in manager.batches_to_profile(CAPTURED)])
     np.save(out / f"{rank}.npy", plan(manager, rank, steps))
 
 

@@ -20,6 +20,7 @@ def make_manager(monkeypatch) -> AdaptiveManager:
         num_speculative_steps=STEPS,
         device=torch.device("cpu"),
         max_num_reqs=SLOTS,
+        max_model_len=4096,
         max_num_batched_tokens=512,
         req_id_to_index={str(slot): slot for slot in range(SLOTS)},
         num_computed_tokens_np=np.zeros(SLOTS, dtype=np.int32),

@@ -96,3 +96,10 @@ def test_budgets_read_the_right_record_through_reuse_abort_and_preemption(off, s
     assert got["seen"]["age"] == (1 if "unblocked-confidences" in off else 2)
     assert got["seen"]["wrong"] == 0
     assert min(got["seen"]["budgets"], got["seen"]["trimmed"], got["seen"]["reused"], got["preemptions"]) > 0
+
+
+@pytest.mark.parametrize(("off", "scheduling"), STARTS)
+def test_full_budgets_are_sampled_in_chunks(off, scheduling, tmp_path_factory):
+    """That they are sampled right, the greedy output shows: where they are off, every batch is one chunk."""
+    got = answer(off, scheduling, str(tmp_path_factory.getbasetemp()))
+    assert (got["seen"]["chunked"] > 0) == ("chunked-full-budgets" not in off)

@@ -8,6 +8,12 @@ import numpy as np
 
 FRESH = 1.0
 
+CHUNK_ROWS = (12, 16)
+"""Rows of logits that the rejection sampler takes at once, in turns: fewer than a full batch has.
+
+With the larger chunk budgets tend to fit into it, with the smaller one to take everything.
+"""
+
 
 class WatchingWorker:
     """Methods for `LLM.collective_rpc`."""
@@ -15,14 +21,20 @@ class WatchingWorker:
     model_runner: Any
 
     def watch(self) -> None:
-        """From now on keep every record and compare what budgets read: two records old with the ring, else one."""
+        """From now on keep every record and compare what budgets read: two records old with the ring, else one.
+
+        The sampler's chunk shrinks to one of `CHUNK_ROWS`, so that full budgets need several.
+        """
+        from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
         manager = self.model_runner.adaptive_verification
         age = 1 if manager._ring is None else 2
         add, record, choose = manager.add_request, manager.record_confidences, manager.get_num_tokens
         table = manager._confidence_probs
         records: list[np.ndarray] = []
         used: set[int] = set()
-        self._seen = seen = {"records": 0, "budgets": 0, "reused": 0, "wrong": 0, "age": age, "trimmed": 0}
+        counts = ("records", "budgets", "reused", "wrong", "steps", "trimmed", "chunked")
+        self._seen = seen = {"age": age} | dict.fromkeys(counts, 0)
 
         def added(slot: int) -> None:
             seen["reused"] += slot in used
@@ -43,13 +55,18 @@ class WatchingWorker:
             if len(records) == age + 1:
                 seen["budgets"] += 1
                 seen["wrong"] += not np.array_equal(read[sorted(used)], records[0][sorted(used)])
+            rows = CHUNK_ROWS[seen["steps"] % len(CHUNK_ROWS)]
+            seen["steps"] += 1
+            rejection_sampler.MAX_CHUNK_BYTES = rows * 4 * self.model_runner.vocab_size
+            manager._max_total_logits = rows
             tokens: int = choose(*args)
             drafts, _, budget = manager._batch_budget
             seen["trimmed"] += budget < sum(drafts.values())
+            seen["chunked"] += budget > 0 and budget + len(drafts) > rows
             return tokens
 
         manager.add_request, manager.record_confidences, manager.get_num_tokens = added, recorded, chosen
 
     def seen(self) -> dict[str, int]:
-        """Counts: records, budgets compared, slots reused, budgets that read something else, and budgets that bound."""
+        """Counts: records, budgets compared, slots reused, budgets that read something else, that bound, in chunks."""
         return self._seen

@@ -32,6 +32,12 @@ OURS = {
     "_ring",
     "_ranking",
     "_takes_shortcut",
+    "_chunks_full_budgets",
+    "_prices_requests",
+    "_host_ends",
+    "_captured",
+    "_profiled",
+    "_shares_context",
     "_boundaries",
     "_counts_on_host",
 }
@@ -41,6 +47,7 @@ READ = [
     # our module, its variable, upstream's file, upstream's class, what we put on the object ourselves
     ("manager.py", "self", ADAPTIVE, "AdaptiveVerificationManager", OURS),
     ("manager.py", "states", f"{GPU}/states.py", "RequestState", set()),
+    ("step_costs.py", "sample", f"{GPU}/async_utils.py", "StepTimingSample", set()),
     ("manager.py", "input_batch", f"{GPU}/input_batch.py", "InputBatch", set()),
     ("telemetry/patch.py", "runner", f"{GPU}/model_runner.py", "GPUModelRunner", set()),
     ("telemetry/recorder.py", "batch", f"{GPU}/input_batch.py", "InputBatch", set()),
@@ -48,7 +55,15 @@ READ = [
     ("telemetry/recorder.py", "output", f"{GPU}/async_utils.py", "AsyncOutput", set()),
     ("telemetry/recorder.py", "manager", ADAPTIVE, "AdaptiveVerificationManager", OURS),
 ]
-OVERRIDDEN = ["add_request", "get_num_tokens", "reallocate_drafts", "record_confidences"]
+OVERRIDDEN = [
+    "add_request",
+    "batches_to_profile",
+    "compact_batch",
+    "get_num_tokens",
+    "reallocate_drafts",
+    "record_confidences",
+    "set_initial_cost_curves",
+]
 
 
 def class_body(vllm_root: Path, file: str, name: str) -> ast.ClassDef:
