@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.prompts import python_prompts
 from tests.e2e.running import MODEL, Server, serving
-from tests.e2e.test_start import finishes_what_is_under_way, is_left
+from tests.e2e.test_start import DRAIN_SECONDS, finishes_what_is_under_way, is_left
 from tests.e2e.test_verification import complete_all, counts
 
 COUNTED = ("dspark_proposed", "dspark_verif", "dspark_accept", "dspark_step")
@@ -27,7 +27,8 @@ def adaptive_texts(server: Server) -> list[str]:
 
 @pytest.fixture(scope="module", params=["off", "fixed"])
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp(request.param), verification=request.param) as running:
+    directory = tmp_path_factory.mktemp(request.param)
+    with serving(directory, "--drain-seconds", DRAIN_SECONDS, verification=request.param) as running:
         running.wait_until_ready()
         yield running
 
