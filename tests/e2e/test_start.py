@@ -12,7 +12,6 @@ import pytest
 
 from tests.e2e.running import MODEL, Server, engine_cores, serving
 
-
 DRAIN_SECONDS = "120"
 """Enough for 200 tokens also where other servers take most of the machine."""
 
