@@ -44,11 +44,13 @@ def test_greedy_output_is_the_same_as_the_adaptive_servers(other: Server, adapti
 
 @off
 def test_without_speculation_nothing_is_counted(other: Server) -> None:
+    other.complete("def f(x):", max_tokens=16)
     assert not [name for name, _ in other.samples() if name.startswith(COUNTED + PREDICTED)]
 
 
 @fixed
 def test_fixed_verification_takes_every_draft_and_predicts_nothing(other: Server) -> None:
+    other.complete("def f(x):", max_tokens=32, ignore_eos=True)
     counted, samples = counts(other), other.samples()
     assert counted["proposed"] == counted["verified"] > counted["accepted"] > 0
     assert samples["dspark_verification_steps_total", "fixed"] > 0
