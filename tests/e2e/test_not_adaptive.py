@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.prompts import python_prompts
 from tests.e2e.running import MODEL, Server, serving
-from tests.e2e.test_start import finishes_what_is_under_way, is_left
+from tests.e2e.test_start import DRAIN_SECONDS, finishes_what_is_under_way, is_left
 from tests.e2e.test_verification import complete_all, counts
 
 COUNTED = ("dspark_proposed", "dspark_verif", "dspark_accept", "dspark_step")
@@ -27,7 +27,8 @@ def adaptive_texts(server: Server) -> list[str]:
 
 @pytest.fixture(scope="module", params=["off", "fixed"])
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp(request.param), verification=request.param) as running:
+    directory = tmp_path_factory.mktemp(request.param)
+    with serving(directory, "--drain-seconds", DRAIN_SECONDS, verification=request.param) as running:
         running.wait_until_ready()
         yield running
 
@@ -43,11 +44,13 @@ def test_greedy_output_is_the_same_as_the_adaptive_servers(other: Server, adapti
 
 @off
 def test_without_speculation_nothing_is_counted(other: Server) -> None:
+    other.complete("def f(x):", max_tokens=16)
     assert not [name for name, _ in other.samples() if name.startswith(COUNTED + PREDICTED)]
 
 
 @fixed
 def test_fixed_verification_takes_every_draft_and_predicts_nothing(other: Server) -> None:
+    other.complete("def f(x):", max_tokens=32, ignore_eos=True)
     counted, samples = counts(other), other.samples()
     assert counted["proposed"] == counted["verified"] > counted["accepted"] > 0
     assert samples["dspark_verification_steps_total", "fixed"] > 0

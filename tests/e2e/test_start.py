@@ -12,13 +12,16 @@ import pytest
 
 from tests.e2e.running import MODEL, Server, engine_cores, serving
 
+DRAIN_SECONDS = "120"
+"""Enough for 200 tokens also where other servers take most of the machine."""
+
 
 def test_every_state_is_visible_from_the_first_second(tmp_path: Path) -> None:
     """Listening before vLLM is even imported; refusing politely; then ready; then a clean stop.
 
     With vLLM's own choice of cores, as whoever starts a server has it.
     """
-    with serving(tmp_path, VLLM_CPU_OMP_THREADS_BIND="auto") as server:
+    with serving(tmp_path, "--drain-seconds", DRAIN_SECONDS, VLLM_CPU_OMP_THREADS_BIND="auto") as server:
         server.wait_until_listening()
         ready = server.client.get("/readyz")
         assert ready.status_code == 503

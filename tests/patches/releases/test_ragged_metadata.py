@@ -11,7 +11,7 @@ from patches.ledger import LEDGER
 from tests.patches.release_process import answer, answers
 
 PATCH = "ragged-metadata-kernel"
-ADAPTIVE, FIXED = TASKS = ("adaptive 0 100", "fixed 1 60")
+ADAPTIVE, FIXED = TASKS = ("adaptive 0 60", "fixed 1 40")
 
 
 def beside(release: str, hardware: str) -> str:
