@@ -63,7 +63,7 @@ def _measure_on(serving: Serving, servers: Servers, store: Store, reporting: Rep
     """Measure everything of one server; returns what could not be measured."""
     problems = []
     left = list(serving.works)
-    reporting.doing(f"starting the server of {' and '.join(serving.arms)}")
+    reporting.doing(f"waiting for the server of {' and '.join(serving.arms)}")
     try:
         with servers.serving(serving) as measuring:
             while left:

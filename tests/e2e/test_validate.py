@@ -226,7 +226,7 @@ def test_the_whole_protocol_runs_on_the_cpu(tmp_path: Path) -> None:
     # Nothing is left to do: no server is started any more.
     code, _, err = ended(started(*command, "--questions", "2"))
     assert code == 0
-    assert "starting" not in err
+    assert "waiting" not in err
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_exactness_compares_each_arm_with_off(tmp_path: Path) -> None:
 def test_lines_say_how_far_it_is(tmp_path: Path) -> None:
     _, said = go(tmp_path, Imagined())
     lines = said.splitlines()
-    assert lines[0] == "starting the server of off"
+    assert lines[0] == "waiting for the server of off"
     assert lines[2] == (
         f"[1/{len(WORKS)}] round 1, off at concurrency 1: 64.0 tokens/s, 0 of 4 requests failed; about 0 min left"
     )
