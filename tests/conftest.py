@@ -12,7 +12,7 @@ END_TO_END = "tests/e2e/test_"
 TOGETHER = {
     "server": (
         *(f"{END_TO_END}{name}.py" for name in ("chart_completion", "clients", "fuzz", "not_adaptive")),
-        *(f"{END_TO_END}{name}.py" for name in ("observability", "verification")),
+        *(f"{END_TO_END}{name}.py" for name in ("observability", "sampling", "verification")),
         f"{END_TO_END}start.py::test_the_printed_curl_line_works",
     ),
     "guarded": tuple(f"{END_TO_END}{name}.py" for name in ("keys", "modes", "page")),
