@@ -3,7 +3,7 @@
 MINUTES ?= 30
 
 faults: setup-test ## Break every process of an engine, each in a server of its own
-	@$(BIN)/python -m pytest -m "robustness or not robustness" tests/e2e/test_faults.py
+	@$(BIN)/python -m pytest -m "robustness or not robustness" -o timeout=1800 tests/e2e/test_faults.py
 
 fuzz: setup-test ## 10,000 requests as nobody should send them
 	@$(BIN)/python -m pytest -s -m robustness -o timeout=7200 tests/e2e/test_fuzz.py

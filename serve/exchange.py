@@ -14,6 +14,7 @@ import logging
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.api_errors import error_body
@@ -174,7 +175,8 @@ class Exchange:
             return
         for message in self._held:
             await self._outer_send(message)
-        work.result()
+        if not isinstance(fault, ClientDisconnect):  # that it left while its body was read is nobody's fault here
+            work.result()
 
     async def _call(self, app: ASGIApp) -> None:
         await app(self._scope, self._receive, self._send)

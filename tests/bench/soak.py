@@ -46,25 +46,27 @@ class Sample:
 
     Attributes:
         seconds: Since the start of the load.
-        mib: Resident memory of all of them.
+        mib: Resident memory of all of them that no file stands behind. What a file stands behind comes when it is read
+            and goes when the machine needs the room, whatever the server does.
         descriptors: Open descriptors of all of them.
-        anonymous: Process -> MiB that no file stands behind, to tell what grows.
+        by_process: Process -> its part of `mib`, to tell what grows.
     """
 
     seconds: float
     mib: float
     descriptors: int
-    anonymous: dict[str, float] = field(default_factory=dict)
+    by_process: dict[str, float] = field(default_factory=dict)
 
 
 def look(server: Server, began: float) -> Sample:
     """Measure every process of a server."""
     processes = server.descendants()
+    by_process = {_name(process): _mib_without_files(process) for process in processes}
     return Sample(
         seconds=time.monotonic() - began,
-        mib=sum(process.memory_info().rss for process in processes) / 2**20,
+        mib=sum(by_process.values()),
         descriptors=sum(process.num_fds() for process in processes),
-        anonymous={_name(process): _anonymous_mib(process) for process in processes},
+        by_process=by_process,
     )
 
 
@@ -73,9 +75,9 @@ def _name(process: psutil.Process) -> str:
     return f"{words[0].rsplit('/', 1)[-1] if words else process.name()} {process.pid}"
 
 
-def _anonymous_mib(process: psutil.Process) -> float:
+def _mib_without_files(process: psutil.Process) -> float:
     status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+    return sum(int(status.partition(f"{kind}:")[2].split()[0]) for kind in ("RssAnon", "RssShmem")) / 1024
 
 
 def slope(samples: Sequence[Sample]) -> float:
@@ -95,11 +97,11 @@ def slope_and_error(samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 def by_process(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
-    """Anonymous memory of every process that was there all the time: MiB at first, and MiB an hour."""
+    """Memory of every process that was there all the time: MiB at first, and MiB an hour."""
     rows = {}
-    for name in sorted(set.intersection(*(set(sample.anonymous) for sample in samples))):
-        growth = slope([replace(sample, mib=sample.anonymous[name]) for sample in samples])
-        rows[name] = (round(samples[0].anonymous[name], 1), round(growth, 2))
+    for name in sorted(set.intersection(*(set(sample.by_process) for sample in samples))):
+        growth = slope([replace(sample, mib=sample.by_process[name]) for sample in samples])
+        rows[name] = (round(samples[0].by_process[name], 1), round(growth, 2))
     return rows
 
 
@@ -180,7 +182,7 @@ def verdict(samples: Sequence[Sample], seen: Counter[str], warm_up: float) -> di
         "mib_at_warm_up_and_end": [round(warm[0].mib, 1), round(warm[-1].mib, 1)],
         "mib_an_hour": round(growth, 2),
         "standard_error": round(error, 2),
-        "anonymous_mib_and_mib_an_hour": by_process(warm),
+        "mib_and_mib_an_hour_by_process": by_process(warm),
         "descriptors_first_and_last_third": [first, last],
         "flat": growth - 2 * error < SLOPE_LIMIT and last <= first + DESCRIPTORS_MORE,
         "conclusive": 2 * error < SLOPE_LIMIT,

@@ -47,10 +47,10 @@ def test_a_client_that_was_failed_is_a_fault() -> None:
 
 def test_the_process_that_grows_is_named() -> None:
     samples = [
-        replace(sample, anonymous={"server 1": 500.0 + 5 * sample.seconds / 3600, "core 2": 700.0})
+        replace(sample, by_process={"server 1": 500.0 + 5 * sample.seconds / 3600, "core 2": 700.0})
         for sample in measured(0.0)
     ]
-    assert verdict(samples, Counter(), warm_up=600)["anonymous_mib_and_mib_an_hour"] == {
+    assert verdict(samples, Counter(), warm_up=600)["mib_and_mib_an_hour_by_process"] == {
         "core 2": (700.0, 0.0),
         "server 1": (500.8, 5.0),
     }

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from serve.exchange import CLOSE, RETRY, Ending, Exchanges
 from serve.limits import Limits
@@ -315,6 +316,23 @@ def test_a_fault_of_the_app_is_its_own_and_leaves_nothing() -> None:
         assert exchanges.under_way == 0
 
     run(scenario)
+
+
+def test_a_client_that_leaves_while_its_body_is_read_is_no_fault() -> None:
+    """Starlette raises it out of the app, and uvicorn would log a traceback each time."""
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        await Request(scope, receive).body()
+
+    async def scenario() -> None:
+        client = Client(content_length="50").writes(b"x", more=True)
+        client.incoming.put_nowait({"type": "http.disconnect"})
+        exchanges = Exchanges(LIMITS)
+        await exchanges.carry(reads, client.scope, client.incoming.get, client.send)
+        assert client.sent == []
+        assert exchanges.body_bytes == 0
+
+    asyncio.run(scenario())
 
 
 def test_a_websocket_is_closed_with_the_reason() -> None:
