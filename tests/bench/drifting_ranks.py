@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.bench.rank_worker import RankWorker
-from tests.patches.ranks import main, manager_of, plan
+from tests.bench.two_ranks import curves
+from tests.patches.ranks import SLOTS, STEPS, main, manager_of, plan
 
 DRIFT = 1e-3
 
@@ -24,6 +25,7 @@ def run_rank(rank: int, port: int, out: Path, steps: int, shared: bool, adaptive
     )
     worker.bench_watch()
     worker.ranks_drift(DRIFT)
+    worker.ranks_set_costs(*curves(SLOTS, SLOTS * (STEPS + 1)))
     worker.ranks_share(shared)
     worker.ranks_record(str(out), 64 if shared else 1)
     worker.ranks_time_broadcast()
