@@ -57,6 +57,11 @@ class RankWorker(BenchWorker):
         noise = torch.randint(0, 2, (TABLES, *table.shape), generator=torch.Generator().manual_seed(self._rank))
         self._drift = (amount * noise).to(table.device, table.dtype) if amount else None
 
+    def ranks_set_costs(self, draft_curve: list[Any], verify_curve: list[Any]) -> None:
+        """Plan with these curves of (size, milliseconds)."""
+        curves = [[(int(size), float(ms)) for size, ms in curve] for curve in (draft_curve, verify_curve)]
+        self.model_runner.adaptive_verification.set_cost_curves(*curves)
+
     def ranks_share(self, shares: bool) -> None:
         """Switch consensus: between steps, so that all ranks share the next step's confidences or none does."""
         self.model_runner.adaptive_verification._shares_estimates = shares

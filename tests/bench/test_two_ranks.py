@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from patches.install import vllm_release
 from tests.bench import rank_records
+from tests.bench.arms import REPOSITORY
 from tests.bench.in_turns import ratios
 from tests.bench.rank_worker import _Recorder
 from tests.bench.two_ranks import cannot_run, curves, parsed
 from tests.bench.two_ranks_report import markdown
+from tests.patches.ranks import SLOTS
 
 MAX_REQUESTS = 3
 
@@ -111,6 +115,37 @@ def test_the_report_says_what_was_found():
     assert "| stress | | patched: no answer in 25 s |" in text
     assert "| 1 | 1.030 (1.020 to 1.040) | 1.000 (1.000 to 1.000) | 1.030 (1.020 to 1.040) |" in text
     assert "none: no device" in text
+
+
+@pytest.mark.parametrize(("estimates", "steps"), [("shared", 1_000), ("own", 200)])
+def test_real_managers_that_drift_agree_only_where_they_share(tmp_path, estimates, steps):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])),
+        "DSPARK_TEST_RELEASE": vllm_release(),
+        # An interpreted kernel would take minutes for as many steps.
+        "DSPARK_PATCHES_OFF": "fused-ranking",
+        "VLLM_PLUGINS": "",
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.run(
+        [sys.executable, str(REPOSITORY / "tests/bench/drifting_ranks.py"), str(tmp_path), str(steps), estimates],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    found = rank_records.compare(*(rank_records.read(tmp_path, rank, SLOTS) for rank in range(2)))
+    assert (found.steps, found.batches) == (steps, 0)
+    assert found.trimmed > steps / 10
+    if estimates == "shared":
+        assert (found.budgets, found.boundaries, found.first) == (0, 0, None)
+        assert found.distinct_budgets > 10, "the steps must not all be alike"
+    else:
+        assert found.boundaries > 0
 
 
 @pytest.mark.slow

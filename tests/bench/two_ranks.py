@@ -34,6 +34,7 @@ RANKS = 2
 DRIFT = 1e-3
 """By how much a drifting confidence is off: more than two ways of adding up an all-reduce are."""
 SPREAD = 0.4
+WHOLE_S = 4 * 3600.0
 ABORTS = 0.02
 """Probability that a request is aborted after an output."""
 
@@ -59,7 +60,7 @@ class Ranks:
         """Varying confidences, drafts accepted as often as these say, and the ranks' own errors on top."""
         rates = WORKLOADS["decaying"][: self.drafts]
         self.every_rank("bench_workload", rates, rates, SPREAD)
-        self.every_rank("bench_set_costs", *curves(self.max_requests, self.max_requests * (self.drafts + 1)))
+        self.every_rank("ranks_set_costs", *curves(self.max_requests, self.max_requests * (self.drafts + 1)))
         self.every_rank("ranks_drift", amount)
 
     def recording(self, name: str, every: int) -> Path:
@@ -257,7 +258,8 @@ def main() -> None:
     if reason is not None:
         sys.exit(f"two_ranks: {reason}")
     options.out.mkdir(parents=True, exist_ok=True)
-    run = Run(options.out / "two-ranks.jsonl", 10**6, options.folder)
+    run = Run(options.out / "two-ranks.jsonl", options.folder)
+    run.begin(WHOLE_S)
     facts = {"command": " ".join(sys.argv[1:]), "ranks": RANKS, **dict(machine())}
     setting = (
         Setting("cpu", options.requests, 0, 0.25, ranks=RANKS)

@@ -128,7 +128,8 @@ def timed(batch: dict[str, int], rank: int) -> SimpleNamespace:
     )
 
 
-def run_rank(rank: int, port: int, out: Path, steps: int, shared: bool, adaptive) -> None:
+def manager_of(rank: int, port: int, adaptive):
+    """This rank's manager, in a group of `RANKS`, and the states that it reads."""
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
 
@@ -140,13 +141,18 @@ def run_rank(rank: int, port: int, out: Path, steps: int, shared: bool, adaptive
         states, torch.zeros(SLOTS + 1, dtype=torch.int32), num_bonus_tokens=1, max_total_logits=CHUNK
     )
     assert manager._shares_estimates
-    manager._shares_estimates = shared
     # Rank 1 measures costs of its own; upstream's broadcast replaces them by rank 0's.
     manager.set_initial_cost_curves([timed(batch, rank) for batch in manager.batches_to_profile(CAPTURED)])
+    return manager, states
+
+
+def run_rank(rank: int, port: int, out: Path, steps: int, shared: bool, adaptive) -> None:
+    manager, _ = manager_of(rank, port, adaptive)
+    manager._shares_estimates = shared
     np.save(out / f"{rank}.npy", plan(manager, rank, steps))
 
 
-def main(out: str, steps: str, estimates: str) -> None:
+def main(out: str, steps: str, estimates: str, run=run_rank) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("VLLM_DIST_IDENT", str(os.getpid()))  # names the ranks' shared memory, set by executors
     _stand_in_for_a_device()
@@ -156,7 +162,7 @@ def main(out: str, steps: str, estimates: str) -> None:
         port = probe.getsockname()[1]
     fork = multiprocessing.get_context("fork")
     ranks = [
-        fork.Process(target=run_rank, args=(rank, port, Path(out), int(steps), estimates == "shared", adaptive))
+        fork.Process(target=run, args=(rank, port, Path(out), int(steps), estimates == "shared", adaptive))
         for rank in range(RANKS)
     ]
     for process in ranks:
