@@ -12,7 +12,7 @@ END_TO_END = "tests/e2e/test_"
 TOGETHER = {
     "server": (
         *(f"{END_TO_END}{name}.py" for name in ("chart_completion", "clients", "fuzz", "not_adaptive")),
-        *(f"{END_TO_END}{name}.py" for name in ("observability", "sampling", "verification")),
+        *(f"{END_TO_END}{name}.py" for name in ("observability", "sampling", "validate", "verification")),
         f"{END_TO_END}start.py::test_the_printed_curl_line_works",
         f"{END_TO_END}validate.py::test_bench_switches_a_running_server_and_puts_it_back",
     ),
