@@ -41,7 +41,7 @@ def greedy(server: Server) -> dict[str, Any]:
 def choice(server: Server, **fields: Any) -> dict[str, Any]:
     answer = server.complete(PROMPT, **{"max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True, **fields})
     found: dict[str, Any] = answer["choices"][0]
-    assert len(found["token_ids"]) == TOKENS or not fields.get("ignore_eos", True) or "structured_outputs" in fields
+    assert len(found["token_ids"]) == TOKENS or not fields.get("ignore_eos", True)
     return found
 
 
@@ -62,7 +62,8 @@ def test_what_is_forced_or_forbidden(server: Server, greedy: dict[str, Any]) -> 
     assert set(choice(server, temperature=1.0, allowed_token_ids=[first, last])["token_ids"]) <= {first, last}
     word = re.findall(r"\w+", greedy["text"])[0]
     assert word not in re.findall(r"\w+", choice(server, bad_words=[word, f" {word}"])["text"])
-    assert re.fullmatch(r"[0-9]{4}", choice(server, temperature=1.0, structured_outputs={"regex": "[0-9]{4}"})["text"])
+    # The end is ignored, so that it goes on freely once the pattern is matched.
+    assert re.match(r"[0-9]{4}", choice(server, temperature=1.0, structured_outputs={"regex": "[0-9]{4}"})["text"])
 
 
 @pytest.mark.parametrize("fields", [{"min_p": 0.1, "temperature": 1.0}, {"logit_bias": {"5": 1.0}}])
