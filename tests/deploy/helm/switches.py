@@ -20,7 +20,7 @@ PROFILE = {
     "gpus": 4,
     "model": "some/model",
     "revision": "v1",
-    "engine_args": {"max_num_seqs": 16},
+    "engine_args": {"max_num_seqs": 16, "tensor_parallel_size": 4},
     "speculative_config": {"method": "dspark", "model": "some/draft", "num_speculative_tokens": 5},
     "source": "a test",
 }

@@ -80,7 +80,7 @@ def test_the_stall_alert_comes_before_the_server_ends_itself() -> None:
 def test_the_runbook_and_the_alert_know_every_exit_code_of_a_server() -> None:
     (rule,) = (rule for rule in rules("alert") if rule["alert"] == "DsparkEngineRestarting")
     section = (PROMETHEUS / "RUNBOOK.md").read_text().split("## DsparkEngineRestarting")[1].split("\n## ")[0]
-    for code in set(ExitCode) - {ExitCode.OK}:
+    for code in set(ExitCode) - {ExitCode.OK, ExitCode.PARTIAL}:  # a validation ends with the latter, no server
         assert re.search(rf"\b{code:d}\b", rule["annotations"]["runbook"]), code
         for part in ("**Look.**", "**Do.**"):
             text = section.split(part)[1].split("**Do.**")[0]
