@@ -5,8 +5,9 @@ and the drafter's context in place, so that a switch is one attribute: it takes 
 prepared. Every worker of an engine must switch between the same two steps, since budgets that differ hang the ranks
 in a collective. vLLM's `collective_rpc` sees to that: it runs between steps, in the same order on every rank.
 
-A budget is bounded in either mode by what the rejection sampler takes in one chunk (`get_max_chunk_logits`): upstream's
-sampler asserts it of every step of a server that was started adaptive, and its engine would die.
+A budget that trims is bounded in either mode by what the rejection sampler takes in one chunk (`get_max_chunk_logits`):
+upstream's sampler asserts it of every step of a server that was started adaptive, and its engine would die. One that
+takes every draft may be larger where `patches.full_budgets` is applied, and else verifies the best that fit.
 
 No speculation at all (`off`) is no mode of a running engine: without drafting, the drafter's context would be left with
 a gap, and acceptance collapses when drafting is taken up again.
