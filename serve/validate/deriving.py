@@ -31,7 +31,7 @@ from serve.validate.findings import (
     Win,
 )
 from serve.validate.reading import Records
-from serve.validate.results import Accuracy, Arm, Exactness, Load, Protocol, Run, Score, Start
+from serve.validate.results import Accuracy, Arm, Exactness, Load, Protocol, Run, Score, Start, withheld
 from serve.validate.statistics import (
     DIFFERENT,
     Agreement,
@@ -54,8 +54,6 @@ COMPARED = ((Arm.ADAPTIVE, Arm.FIXED), (Arm.ADAPTIVE, Arm.OFF))
 SCORES_COMPARED = (*COMPARED, (Arm.FIXED, Arm.OFF))
 UNFINISHED = "there is no record: the run has not come to it, or was stopped there"
 CONTEXT = re.compile(r"\bmax[-_]model[-_]len[ =](\d+)")
-SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)", re.IGNORECASE)
-"""Names of variables whose values a report does not repeat, though none should have been recorded."""
 
 Loads = Mapping[tuple[Arm, int], Sequence[Load]]
 """(arm, concurrency) -> its rounds, ascending."""
@@ -321,10 +319,7 @@ def commands(records: Records) -> tuple[Command, ...]:
             part=Part.START,
             what=f"round {start.round}: {', '.join(start.arms)}",
             command=start.command,
-            environment={
-                name: "(withheld)" if SECRET.search(name) else value
-                for name, value in sorted(start.environment.items())
-            },
+            environment=dict(sorted(withheld(start.environment).items())),
         )
         for start in records.starts
     ]

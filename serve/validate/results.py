@@ -12,6 +12,8 @@ A file is written whole or not at all, so that what is there is finished and a r
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -19,6 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Seconds = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
+
+SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)", re.IGNORECASE)
+"""Names of variables whose values are not written down."""
 
 
 class Record(BaseModel):
@@ -119,7 +124,7 @@ class Start(Record):
         graph_s: What capturing graphs took, as vLLM logged it; None where none was captured.
         graph_gib: What the captured graphs hold.
         command: What was started.
-        environment: The variables that were set for it.
+        environment: The variables that were set for it, secrets withheld.
     """
 
     round: int
@@ -129,6 +134,11 @@ class Start(Record):
     graph_gib: Annotated[float, Field(ge=0)] | None
     command: tuple[str, ...]
     environment: dict[str, str]
+
+
+def withheld(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables as they may be written down."""
+    return {name: "(withheld)" if SECRET.search(name) else value for name, value in environment.items()}
 
 
 class Drafts(Record):
