@@ -25,6 +25,8 @@ from serve.validate.store import Store
 
 logger = logging.getLogger("dspark-serve")
 
+HOST = "127.0.0.1"
+"""Nobody but the run asks its servers, whatever DSPARK_HOST says."""
 POLL_SECONDS = 0.25
 DRAIN_SECONDS = 2
 """When a server is ended nothing of the run is under way on it."""
@@ -63,7 +65,8 @@ class ProfileServers:
         self._protocol = protocol
         self._prompts = prompts
         self._store = store
-        self._environment = environment
+        # The run knows no key but the environment's own: servers that asked for another would refuse it.
+        self._environment = {name: value for name, value in environment.items() if name != "DSPARK_API_KEY_FILE"}
         self._key = key
 
     @contextlib.contextmanager
@@ -73,12 +76,12 @@ class ProfileServers:
         Raises:
             ServerError: it ended before its model answered.
         """
-        with listen("127.0.0.1", 0) as free:
+        with listen(HOST, 0) as free:
             port = free.getsockname()[1]
         command = self._command(serving, port)
         log = self._store.directory / "logs" / f"{serving.name}.log"
         log.unlink(missing_ok=True)
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", self._key)
+        endpoint = Endpoint(f"http://{HOST}:{port}", self._key)
         began = time.monotonic()
         with contextlib.closing(endpoint), child(command, log, self._environment) as process:
             while not endpoint.ready():
@@ -103,7 +106,7 @@ class ProfileServers:
             "up",
             protocol.profile,
             *(word for assignment in sets for word in ("--set", assignment)),
-            *("--port", str(port)),
+            *("--host", HOST, "--port", str(port)),
             *("--verification", mode.value),
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *(("--", *protocol.extra) if protocol.extra else ()),
