@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -212,6 +213,15 @@ def up(
     )
 
 
+@contextlib.contextmanager
+def interrupted_is_partial() -> Iterator[None]:
+    """Ctrl-C before the first measurement, or while the report is written, does not end a run as if it were done."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.PARTIAL) from None
+
+
 @app.command(cls=ProfileCommand)
 def validate(
     profile: ProfileName,
@@ -249,17 +259,18 @@ def validate(
         temperature,
         seed,
     )
-    code = validate_command(
-        profile,
-        sets or [],
-        extra or [],
-        options,
-        out=out,
-        tasks=tasks,
-        gsm8k=gsm8k,
-        questions=questions,
-        exactness=exactness,
-    )
+    with interrupted_is_partial():
+        code = validate_command(
+            profile,
+            sets or [],
+            extra or [],
+            options,
+            out=out,
+            tasks=tasks,
+            gsm8k=gsm8k,
+            questions=questions,
+            exactness=exactness,
+        )
     raise typer.Exit(code)
 
 
@@ -298,7 +309,9 @@ def bench(
         temperature,
         seed,
     )
-    raise typer.Exit(bench_command(url, model, tokenizer, options, out=out))
+    with interrupted_is_partial():
+        code = bench_command(url, model, tokenizer, options, out=out)
+    raise typer.Exit(code)
 
 
 @app.command(cls=ProfileCommand)
