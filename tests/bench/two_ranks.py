@@ -117,7 +117,7 @@ def stress(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     ranks.drift(DRIFT)
     folder, began = ranks.recording("stress", options.every), time.monotonic()
     steps_before = ranks.every_rank("bench_counts")[0]["steps"]
-    before = seen = ranks.waves(0.0, shortest=options.tokens, longest=options.tokens)
+    seen = ranks.waves(0.0, shortest=options.tokens, longest=options.tokens)
     while time.monotonic() - began < 60 * options.minutes:
         seen = ranks.waves(options.slice, shortest=options.tokens, longest=options.tokens, aborts=ABORTS)
         say(f"stress: {time.monotonic() - began:.0f} s, {seen}")
@@ -125,7 +125,7 @@ def stress(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
             break
     steps = ranks.every_rank("bench_counts")[0]["steps"] - steps_before
     ranks.end_waves()
-    counts = {name: seen[name] - before[name] for name in ("waves", "finished", "aborted", "outputs")}
+    counts = {name: seen[name] for name in ("waves", "finished", "aborted", "outputs")}
     ranks.every_rank("ranks_record", None, 0)
     compared = ranks.compared(folder)
     return {

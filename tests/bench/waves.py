@@ -21,7 +21,7 @@ def prompts(requests: int, tokens: int, vocabulary: int) -> list[dict[str, Any]]
 
 @dataclass
 class Seen:
-    """What happened since the engine started.
+    """What happened since the engine started, or waves were last ended.
 
     Attributes:
         waves: Waves that began.
@@ -98,6 +98,7 @@ def end(engine: Any) -> int:
     state.wanted.clear()
     while core.has_unfinished_requests():
         core.step()
+    state.seen = Seen()
     return ended
 
 
