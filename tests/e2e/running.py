@@ -117,8 +117,12 @@ class Server:
 
 def engine_cores(server: Server) -> list[psutil.Process]:
     """The processes of the server's engines, by data-parallel rank; none before they are launched."""
-    cores = [p for p in server.descendants()[1:] if "EngineCore" in " ".join(p.cmdline()) + p.name()]
-    return sorted(cores, key=lambda core: core.name())
+    cores = {}
+    for process in server.descendants()[1:]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # short-lived helpers end meanwhile
+            if "EngineCore" in " ".join(process.cmdline()) + process.name():
+                cores[process.name(), process.pid] = process
+    return [cores[name] for name in sorted(cores)]
 
 
 @contextlib.contextmanager

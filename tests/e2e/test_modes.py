@@ -37,7 +37,7 @@ def drafts(server: Server, what: str) -> float:
 
 @pytest.mark.parametrize("switches", [200, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_random_switches_under_load_change_no_word(guarded: Server, switches: int) -> None:
-    """And no fixed step asks more of the rejection sampler than it takes: upstream's engine would die of it."""
+    """And no step asks more of the rejection sampler at once than it takes: upstream's engine would die of it."""
     prompts, choices = python_prompts(), random.Random(6)
     assert switch(guarded, "adaptive").status_code == 200
     expected = complete_all(guarded, prompts)
@@ -68,10 +68,11 @@ def test_random_switches_under_load_change_no_word(guarded: Server, switches: in
     assert {step["plan"] for step in steps} >= {"fixed", "trimmed"}
     for step in steps:
         room = ROWS - len(step["requests"])
-        assert step["verified"] <= room
-        if step["plan"] == "fixed" and step["proposed"] <= room - 16:  # whatever else was in the batch
+        # Only everything can be sampled in chunks.
+        assert step["verified"] <= room or step["verified"] == step["proposed"]
+        if step["plan"] == "fixed":
             assert step["verified"] == step["proposed"]
-    assert any(step["plan"] == "fixed" and step["verified"] < step["proposed"] for step in steps)
+    assert any(step["plan"] == "fixed" and step["verified"] > ROWS for step in steps)
 
 
 def test_the_mode_is_seen_in_every_place(guarded: Server) -> None:
