@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -154,7 +155,8 @@ def run_rank(rank: int, port: int, out: Path, steps: int, shared: bool, adaptive
 
 def main(out: str, steps: str, estimates: str, run=run_rank) -> None:
     torch.set_num_threads(1)
-    os.environ.setdefault("VLLM_DIST_IDENT", str(os.getpid()))  # names the ranks' shared memory, set by executors
+    # Names the ranks' shared memory, as executors do; a process id comes again, and vLLM leaves the memory behind.
+    os.environ["VLLM_DIST_IDENT"] = name = uuid.uuid4().hex
     _stand_in_for_a_device()
     adaptive = manager_module()
     with socket.socket() as probe:
@@ -169,6 +171,8 @@ def main(out: str, steps: str, estimates: str, run=run_rank) -> None:
         process.start()
     for process in ranks:
         process.join()
+    for left in Path("/dev/shm").glob(f"{name}-*"):
+        left.unlink()
     sys.exit(max(abs(process.exitcode) for process in ranks))
 
 
