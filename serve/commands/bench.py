@@ -44,7 +44,8 @@ def bench_command(url: str, model: str | None, tokenizer: str | None, options: O
     if parts.username is not None or parts.password is not None:
         raise InputError("--url holds a password, which the report would show: give a key in DSPARK_API_KEY")
     prompts = None if options.prompts is None else prompt_set(options.prompts)
-    key = key_in(os.environ)
+    # The server may be anybody's: it gets the key that is meant for it and no other.
+    key = key_in(os.environ, ("DSPARK_API_KEY",))
     with contextlib.closing(Endpoint(url, key, model)) as endpoint:
         try:
             arms = _arms(endpoint, options.arms)

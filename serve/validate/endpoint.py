@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,14 @@ class Model:
     root: str
 
 
-def key_in(environment: Mapping[str, str]) -> str | None:
-    """The key that servers are started and asked with, from the environment alone."""
-    return next((value for name in KEY_VARIABLES if (value := environment.get(name, "").strip())), None)
+def key_in(environment: Mapping[str, str], variables: Sequence[str] = KEY_VARIABLES) -> str | None:
+    """The key that servers are asked with, from the environment alone.
+
+    Args:
+        environment: May hold one.
+        variables: Where it is looked for, first to last: by default where servers that are started here look.
+    """
+    return next((value for name in variables if (value := environment.get(name, "").strip())), None)
 
 
 class Endpoint:

@@ -66,6 +66,11 @@ def test_the_first_variable_with_a_key_counts() -> None:
     assert key_in({}) is None
 
 
+def test_a_server_elsewhere_gets_no_key_of_vllms() -> None:
+    assert key_in({"VLLM_API_KEY": "b"}, ("DSPARK_API_KEY",)) is None
+    assert key_in({"VLLM_API_KEY": "b", "DSPARK_API_KEY": "a"}, ("DSPARK_API_KEY",)) == "a"
+
+
 def test_a_run_says_what_the_server_is_and_what_it_does_not_say() -> None:
     ours = {"version": "0.32.0", "dspark_serve": {"version": "9", "hardware": "cpu", "patchset": "a", "patches": ["p"]}}
     run = run_there(["bench"], protocol(), ours)
