@@ -19,7 +19,7 @@ from serve.validate.endpoint import Endpoint, EndpointError
 from serve.validate.load import Target
 from serve.validate.plan import Serving
 from serve.validate.prompts import PromptSet
-from serve.validate.results import Arm, Protocol, Start, withheld
+from serve.validate.results import Arm, Protocol, Start
 from serve.validate.session import Session
 from serve.validate.store import Store
 
@@ -127,7 +127,7 @@ class ProfileServers:
             graph_s=graph_s,
             graph_gib=graph_gib,
             command=tuple(command),
-            environment=withheld(environment),
+            environment=environment,
         )
         self._store.write(name, start)
 
