@@ -96,6 +96,7 @@ class Protocol(Record):
         gsm8k: A JSONL file of questions and answers that is asked instead of the published data set.
         questions: Questions of a task, at most; None for all of them.
         exactness: Whether outputs are compared with no speculation.
+        server_per_arm: Whether `fixed` has servers of its own, so that its start is measured too.
         seed: Of the load, the tasks and the samples.
     """
 
@@ -116,6 +117,7 @@ class Protocol(Record):
     gsm8k: str | None = None
     questions: Annotated[int, Field(ge=1)] | None = None
     exactness: bool = True
+    server_per_arm: bool = False
     seed: int = 0
 
 

@@ -96,7 +96,6 @@ class ProfileServers:
 
     def _command(self, serving: Serving, port: int) -> list[str]:
         protocol = self._protocol
-        mode = Arm.OFF if serving.arms == (Arm.OFF,) else Arm.ADAPTIVE
         sets = list(protocol.sets)
         if serving.max_model_len is not None:
             sets.append(f"max_model_len={serving.max_model_len}")
@@ -107,7 +106,7 @@ class ProfileServers:
             protocol.profile,
             *(word for assignment in sets for word in ("--set", assignment)),
             *("--host", HOST, "--port", str(port)),
-            *("--verification", mode.value),
+            *("--verification", serving.verification.value),
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *(("--", *protocol.extra) if protocol.extra else ()),
         ]
