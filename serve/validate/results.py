@@ -207,7 +207,7 @@ class Load(Record):
         input_tokens, output_tokens: Of the completed requests.
         output_tokens_per_s: `output_tokens / duration_s`.
         ttft_ms, tpot_ms: Median and 99th percentile of the time to the first token and a token after it.
-        drafts: None without speculation, or where the server does not say.
+        drafts: None without speculation, or where the server does not say, before the cell or after it.
         raw: The tool's own result, relative to the run's directory.
         command: What produced the load.
     """
