@@ -14,7 +14,7 @@ from serve.commands.validate import carry_out
 from serve.errors import InputError
 from serve.validate.children import tool_environment
 from serve.validate.endpoint import Endpoint, EndpointError, key_in
-from serve.validate.here import SWEEP_MODULES, check_extra, run_there
+from serve.validate.here import check_extra, modules_of, run_there
 from serve.validate.load import Target
 from serve.validate.plan import plan, works_of
 from serve.validate.prompts import prompt_set
@@ -37,7 +37,8 @@ def bench_command(url: str, model: str | None, tokenizer: str | None, options: O
     Raises:
         InputError: anything that cannot be measured as it was asked for.
     """
-    check_extra(SWEEP_MODULES)
+    # Before the server is asked anything; which arms it has makes no difference.
+    check_extra(modules_of(url_protocol(url, (Arm.FIXED,), options)))
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
         raise InputError(f"--url {url}: write it as http://HOST:PORT, without a path")

@@ -20,7 +20,7 @@ from serve.profile import Profile, Verification, load
 from serve.validate.accuracy import GSM8K, check_questions, missing_data
 from serve.validate.children import tool_environment
 from serve.validate.endpoint import key_in
-from serve.validate.here import EVERY_MODULE, check_extra, run_here
+from serve.validate.here import check_extra, modules_of, run_here
 from serve.validate.plan import Serving, Task, needed_context, plan, works_of
 from serve.validate.progress import Reporting
 from serve.validate.prompts import prompt_set
@@ -62,7 +62,6 @@ def validate_command(
     Raises:
         InputError: anything that cannot be measured as it was asked for.
     """
-    check_extra(EVERY_MODULE)
     names = installed_names()
     recipe = override(load(profile), sets, names)
     protocol = profile_protocol(
@@ -77,6 +76,7 @@ def validate_command(
         exactness=exactness,
         server_per_arm=server_per_arm,
     )
+    check_extra(modules_of(protocol))
     prompts = prompt_set(protocol.prompts)
     if gsm8k is not None:
         check_questions(gsm8k)

@@ -38,7 +38,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise InputError(f"{name} is not installed here: pip install 'dspark-serve[validate]'")
+        raise InputError(f"{name} is not installed here: pip install '.[validate]' in dspark-serve's source folder")
     return found
 
 
