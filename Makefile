@@ -24,7 +24,7 @@ endef
 export CUDA_TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test serve test test-slow lint bench-overhead requirements clean
+.PHONY: help setup setup-validate setup-test serve test test-slow lint bench-overhead requirements clean
 
 include make/releases.mk make/gpu.mk make/deploy.mk make/chart.mk make/images.mk make/robustness.mk
 
@@ -32,6 +32,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready ## Create .venv with the CPU engine and dspark-serve in it
+setup-validate: $(VENV)/.ready-validate ## The same, with what `dspark-serve validate` and `bench` need
 setup-test: $(VENV)/.ready-test ## The same, with what the tests need
 
 $(VENV)/.ready: requirements.lock pyproject.toml patches/cpu/distribution/pyproject.toml
@@ -45,6 +46,12 @@ $(VENV)/.ready: requirements.lock pyproject.toml patches/cpu/distribution/pyproj
 	@$(PIP_INSTALL) --no-build-isolation ./patches/cpu/distribution
 	@$(PIP_INSTALL) --no-build-isolation --editable .
 	@$(BIN)/python -c 'import torch, sys; sys.exit(torch.version.cuda is not None)' || { echo "$$CUDA_TORCH" >&2; exit 2; }
+	@touch $@
+
+# The versions that the tests have.
+$(VENV)/.ready-validate: $(VENV)/.ready requirements-test.lock
+	@$(PIP) install --quiet --constraint requirements.lock --constraint requirements-test.lock \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --no-build-isolation --editable '.[validate]'
 	@touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready requirements-test.lock

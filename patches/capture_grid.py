@@ -7,7 +7,8 @@ and a budget grows until it fills one. What a coarse grid costs is the padding o
 A server of 256 requests x 7 drafts captures 147 graphs so, and then profiles each (`patches.step_costs`), though at
 2,048 tokens a step of 16 is less than a hundredth. Here a size is left out where another pads the batch by at most a
 sixteenth; of those the roundest is kept, which full batches of round numbers of requests fill. That makes 83 graphs,
-all of upstream's up to 512 tokens among them. Sizes that the user gave stay as they are, as does the largest.
+all of upstream's up to 512 tokens among them. Sizes that the user gave stay as they are, as do the largest and the
+largest that a full batch can use (`CudaGraphManager._init_candidates`).
 
 The sizes are configuration, worked out once before any worker starts, so every rank captures the same.
 
@@ -23,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from patches.install import Hook
-from patches.token_grid import coarser
+from patches.token_grid import coarser_for_full_batches
 
 PATCH_ID = "coarser-capture-grid"
 
@@ -42,7 +43,12 @@ def _thin_upstreams_grid(config_module: ModuleType) -> None:
         set_sizes(self)
         speculation = self.speculative_config
         if not given and speculation is not None and speculation.enable_adaptive_verification:
-            compilation.cudagraph_capture_sizes = coarser(compilation.cudagraph_capture_sizes, PARTS)
+            compilation.cudagraph_capture_sizes = coarser_for_full_batches(
+                compilation.cudagraph_capture_sizes,
+                PARTS,
+                width=speculation.num_speculative_tokens + 1,
+                requests=self.scheduler_config.max_num_seqs,
+            )
 
     config_module.VllmConfig._set_cudagraph_sizes = set_fewer_sizes
 

@@ -102,8 +102,8 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         self._chunks_full_budgets = is_applied(full_budgets.PATCH_ID)
         self._prices_requests = is_applied(step_costs.PATCH_ID)
         config = get_current_vllm_config_or_none()
-        # As upstream tells models with a sparse indexer.
-        self._shares_context = config is None or not hasattr(config.model_config.hf_config, "index_topk")
+        # As upstream tells models with a sparse indexer. Of an unknown model nothing is claimed.
+        self._shares_context = config is not None and not hasattr(config.model_config.hf_text_config, "index_topk")
 
     @property
     def confidence_waits(self) -> int:

@@ -89,13 +89,17 @@ def cost_curves(
     """Draft and verify curves of a profile.
 
     Args:
-        samples: Upstream's `StepTimingSample`s, one for each batch.
+        samples: Upstream's `StepTimingSample`s, one for each batch; none at all where nothing was timed.
         batches: What was run.
         captured: Token counts with a graph, ascending.
 
     Returns:
-        Milliseconds by requests, what their contexts add to verification included, and milliseconds by tokens.
+        Milliseconds by requests, what their contexts add to verification included, and milliseconds by tokens. Both
+        empty without samples, of which `AdaptiveVerificationManager.set_cost_curves` says what to do.
     """
+    samples = list(samples)
+    if not samples:
+        return [], []
     full = max((batch["context_len"] for batch in batches), default=0)
     drafting: dict[int, list[float]] = defaultdict(list)
     verifying: dict[tuple[int, float], list[float]] = defaultdict(list)

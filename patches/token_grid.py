@@ -5,6 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def coarser_for_full_batches(sizes: Sequence[int], parts: int, *, width: int, requests: int) -> list[int]:
+    """As `coarser`, with the size that a full batch needs among them.
+
+    Upstream rounds a size up to whole requests and drops what is then more than a full batch, or more than the largest
+    size. So the largest size that is neither stays: without it a full batch of an odd width would have no graph.
+
+    Args:
+        sizes: Ascending, at least 1 each.
+        parts: At least 1.
+        width: Tokens of a request that keeps all its drafts.
+        requests: Of a full batch.
+
+    Returns:
+        Some of `sizes`, ascending.
+    """
+    largest = sizes[-1] if sizes else 0
+    full = min(width * requests, largest - largest % width)
+    kept = coarser([size for size in sizes if size <= full], parts)
+    above = [size for size in sizes if size > full]
+    return [*kept[:-1], *coarser([*kept[-1:], *above], parts)]
+
+
 def coarser(sizes: Sequence[int], parts: int) -> list[int]:
     """Leave out sizes as far as a bound on padding allows.
 

@@ -100,6 +100,9 @@ Concurrencies = Annotated[
         help="Requests at once, separated by commas; 4,16,32,64,128,256 without, as far as the profile is for."
     ),
 ]
+BenchConcurrencies = Annotated[
+    str | None, typer.Option(help="Requests at once, separated by commas; 4,16,32,64,128,256 without.")
+]
 Rounds = Annotated[int | None, typer.Option(min=1, max=1000, help="How often every cell is measured; 3 without.")]
 Prompts = Annotated[
     str | None,
@@ -242,6 +245,12 @@ def validate(
     gsm8k: Gsm8k = None,
     questions: Questions = None,
     exactness: Annotated[bool, typer.Option(help="Compare what the arms say with no speculation.")] = True,
+    server_per_arm: Annotated[
+        bool,
+        typer.Option(
+            "--server-per-arm", help="Servers of its own for fixed, to compare what starting takes; more starts."
+        ),
+    ] = False,
 ) -> None:
     """Measure a profile without speculation, with fixed and with adaptive verification, and write a report."""
     from serve.commands.validate import validate_command
@@ -270,6 +279,7 @@ def validate(
             gsm8k=gsm8k,
             questions=questions,
             exactness=exactness,
+            server_per_arm=server_per_arm,
         )
     raise typer.Exit(code)
 
@@ -283,7 +293,7 @@ def bench(
     ] = None,
     out: OutFolder = None,
     arms: BenchArms = None,
-    concurrencies: Concurrencies = None,
+    concurrencies: BenchConcurrencies = None,
     rounds: Rounds = None,
     prompts: Prompts = None,
     requests: CellRequests = None,

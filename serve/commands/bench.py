@@ -14,7 +14,7 @@ from serve.commands.validate import carry_out
 from serve.errors import InputError
 from serve.validate.children import tool_environment
 from serve.validate.endpoint import Endpoint, EndpointError, key_in
-from serve.validate.here import SWEEP_MODULES, check_extra, run_there
+from serve.validate.here import check_extra, modules_of, run_there
 from serve.validate.load import Target
 from serve.validate.plan import plan, works_of
 from serve.validate.prompts import prompt_set
@@ -37,14 +37,16 @@ def bench_command(url: str, model: str | None, tokenizer: str | None, options: O
     Raises:
         InputError: anything that cannot be measured as it was asked for.
     """
-    check_extra(SWEEP_MODULES)
+    # Before the server is asked anything; which arms it has makes no difference.
+    check_extra(modules_of(url_protocol(url, (Arm.FIXED,), options)))
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
         raise InputError(f"--url {url}: write it as http://HOST:PORT, without a path")
     if parts.username is not None or parts.password is not None:
         raise InputError("--url holds a password, which the report would show: give a key in DSPARK_API_KEY")
     prompts = None if options.prompts is None else prompt_set(options.prompts)
-    key = key_in(os.environ)
+    # The server may be anybody's: it gets the key that is meant for it and no other.
+    key = key_in(os.environ, ("DSPARK_API_KEY",))
     with contextlib.closing(Endpoint(url, key, model)) as endpoint:
         try:
             arms = _arms(endpoint, options.arms)

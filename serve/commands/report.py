@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serve.errors import ExitCode
-from serve.validate.here import check_extra
+from serve.validate.here import REPORT_MODULES, check_extra
 
 
 def report_command(directory: Path, beside: Sequence[str] = ()) -> int:
@@ -15,7 +15,7 @@ def report_command(directory: Path, beside: Sequence[str] = ()) -> int:
     Raises:
         InputError: no run's directory, a record that cannot be used, no such reference table, or nothing to draw with.
     """
-    check_extra(("matplotlib", "scipy"))
+    check_extra(REPORT_MODULES)
     from serve.validate.report import write_report
 
     print(write_report(directory, beside))

@@ -10,17 +10,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from serve.errors import ExitCode
+from serve.arguments import ArgumentNames
+from serve.errors import ExitCode, InputError
 from serve.overrides import override
 from serve.preflight import installed_names, judge
 from serve.preflight.facts import gather
 from serve.preflight.plan import plan as planned_start
-from serve.profile import Verification, load
+from serve.profile import Profile, Verification, load
 from serve.validate.accuracy import GSM8K, check_questions, missing_data
 from serve.validate.children import tool_environment
 from serve.validate.endpoint import key_in
-from serve.validate.here import EVERY_MODULE, check_extra, run_here
-from serve.validate.plan import Serving, needed_context, plan, works_of
+from serve.validate.here import check_extra, modules_of, run_here
+from serve.validate.plan import Serving, Task, needed_context, plan, works_of
 from serve.validate.progress import Reporting
 from serve.validate.prompts import prompt_set
 from serve.validate.protocol import Options, profile_protocol
@@ -42,6 +43,7 @@ def validate_command(
     gsm8k: Path | None,
     questions: int | None,
     exactness: bool,
+    server_per_arm: bool = False,
 ) -> int:
     """Measure, or go on measuring, and write the report; returns the exit code.
 
@@ -55,16 +57,26 @@ def validate_command(
         gsm8k: The user's own questions.
         questions: Of a task, at most.
         exactness: Whether outputs are compared.
+        server_per_arm: Whether `fixed` has servers of its own.
 
     Raises:
         InputError: anything that cannot be measured as it was asked for.
     """
-    check_extra(EVERY_MODULE)
     names = installed_names()
     recipe = override(load(profile), sets, names)
     protocol = profile_protocol(
-        recipe, profile, sets, extra, options, tasks=tasks, gsm8k=gsm8k, questions=questions, exactness=exactness
+        recipe,
+        profile,
+        sets,
+        extra,
+        options,
+        tasks=tasks,
+        gsm8k=gsm8k,
+        questions=questions,
+        exactness=exactness,
+        server_per_arm=server_per_arm,
     )
+    check_extra(modules_of(protocol))
     prompts = prompt_set(protocol.prompts)
     if gsm8k is not None:
         check_questions(gsm8k)
@@ -80,6 +92,7 @@ def validate_command(
     skipped = what_is_skipped(protocol, longest, tool_environment(os.environ, key))
     directory = out or Path(f"validate-{recipe.name}-{datetime.now(UTC):%Y-%m-%d}")
     servings = plan(protocol, starts[-1].max_model_len, [each.what for each in skipped])
+    check_context(servings, recipe, extra, names)
     begun = run_here(sys.argv, protocol, facts[-1].patches, facts[-1].machine, skipped)
     with opened(directory.absolute(), begun) as store:
         # What was measured before its data was lost belongs to the run all the same.
@@ -110,6 +123,27 @@ def what_is_skipped(protocol: Protocol, longest: int | None, environment: Mappin
     return skipped
 
 
+def check_context(
+    servings: Sequence[Serving], recipe: Profile, extra: Sequence[str], names: ArgumentNames | None
+) -> None:
+    """See that the longer context of a task's own server is not undone by the user's words, which vLLM reads last.
+
+    Raises:
+        InputError: it is; a server would be started that refuses the task's requests.
+    """
+    for serving in servings:
+        if (needed := serving.max_model_len) is None:
+            continue
+        longer = override(recipe, [f"max_model_len={needed}"], names)
+        start = planned_start(longer, Verification(serving.verification.value), extra, names=names)
+        if start.max_model_len is not None and start.max_model_len < needed:
+            tasks = dict.fromkeys(work.task for work in serving.works if isinstance(work, Task))
+            raise InputError(
+                f"-- --max-model-len {start.max_model_len}: {' and '.join(tasks)} needs --set max_model_len={needed}, "
+                "and what stands after -- wins; leave it out there, or leave the task out of --tasks"
+            )
+
+
 def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipped: Sequence[Skipped] = ()) -> int:
     """Measure what is missing, write the report, and say what came of it; returns the exit code."""
     from serve.validate.report import write_report
@@ -138,7 +172,6 @@ def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipp
 
 
 def _verifications(protocol: Protocol) -> list[Verification]:
-    """The modes that servers are started with."""
-    speculating = any(arm is not Arm.OFF for arm in protocol.arms)
-    off = [Verification.OFF] if Arm.OFF in protocol.arms else []
-    return [*off, *([Verification.ADAPTIVE] if speculating else ())]
+    """The modes that servers are started with, the one that asks most of the machine last."""
+    started = {serving.verification for serving in plan(protocol)}
+    return [Verification(arm.value) for arm in Arm if arm in started]

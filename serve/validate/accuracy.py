@@ -82,7 +82,7 @@ def measure(target: Target, protocol: Protocol, task: Task, directory: Path) -> 
 
     Raises:
         AccuracyError: lm_eval failed, as it does when a request does.
-        EndpointError: the server's counters cannot be asked for.
+        EndpointError: the server does not say what its model is called.
     """
     name = Path(task.record).name
     output = directory / "raw" / name
@@ -166,7 +166,7 @@ def _file_task(questions: Path, folder: Path) -> Path:
     """A folder with lm_eval's own GSM8K task over the user's questions."""
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
-        raise InputError("lm_eval is not installed here: pip install 'dspark-serve[validate]'")
+        raise InputError("lm_eval is not installed here: pip install '.[validate]' in dspark-serve's source folder")
     original = Path(next(iter(spec.submodule_search_locations))) / "tasks/gsm8k/gsm8k.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(line) + "\n" for _, line in json_lines(questions, "--gsm8k")]

@@ -38,15 +38,18 @@ def program(name: str) -> str:
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise InputError(f"{name} is not installed here: pip install 'dspark-serve[validate]'")
+        raise InputError(f"{name} is not installed here: pip install '.[validate]' in dspark-serve's source folder")
     return found
 
 
 def tool_environment(environment: Mapping[str, str], key: str | None) -> dict[str, str]:
-    """The environment of the tools that ask servers: the key under the name that they read, and no plugin of vLLM's."""
+    """The environment of the tools that ask servers: the key under the name that they read, and no plugin of vLLM's.
+
+    A key of the user's own in that name is another server's: it is never sent.
+    """
     kept = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
     # lm_eval wants one also where the server asks for none.
-    return {**kept, "VLLM_PLUGINS": "", "OPENAI_API_KEY": key or environment.get("OPENAI_API_KEY") or "none"}
+    return {**kept, "VLLM_PLUGINS": "", "OPENAI_API_KEY": key or "none"}
 
 
 @contextlib.contextmanager

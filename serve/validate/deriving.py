@@ -31,7 +31,7 @@ from serve.validate.findings import (
     Win,
 )
 from serve.validate.reading import Records
-from serve.validate.results import Accuracy, Arm, Exactness, Load, Protocol, Run, Score, Start, withheld
+from serve.validate.results import Accuracy, Arm, Exactness, Load, Protocol, Run, Score, Start
 from serve.validate.statistics import (
     DIFFERENT,
     Agreement,
@@ -319,7 +319,7 @@ def commands(records: Records) -> tuple[Command, ...]:
             part=Part.START,
             what=f"round {start.round}: {', '.join(start.arms)}",
             command=start.command,
-            environment=dict(sorted(withheld(start.environment).items())),
+            environment=dict(sorted(start.environment.items())),
         )
         for start in records.starts
     ]

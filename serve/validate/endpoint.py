@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve.keys import KEY_VARIABLES
 from serve.validate.results import Arm, Drafts
+
+logger = logging.getLogger("dspark-serve")
 
 TIMEOUT_SECONDS = 600
 """A request may wait for many others and for kernels that are compiled at first use."""
@@ -26,6 +31,18 @@ _SERIES = {
 }
 _SPECULATING = "vllm:spec_decode_num_drafts_total"
 """vLLM's own series, there where it speculates."""
+
+
+_NO_SUCH_PATH = (
+    httpx.codes.UNAUTHORIZED,
+    httpx.codes.FORBIDDEN,
+    httpx.codes.NOT_FOUND,
+    httpx.codes.METHOD_NOT_ALLOWED,
+    httpx.codes.NOT_IMPLEMENTED,
+)
+READINGS = 3
+"""Of `/metrics`, until one is answered."""
+RETRY_SECONDS = 1.0
 
 
 class EndpointError(Exception):
@@ -45,9 +62,14 @@ class Model:
     root: str
 
 
-def key_in(environment: Mapping[str, str]) -> str | None:
-    """The key that servers are started and asked with, from the environment alone."""
-    return next((value for name in KEY_VARIABLES if (value := environment.get(name, "").strip())), None)
+def key_in(environment: Mapping[str, str], variables: Sequence[str] = KEY_VARIABLES) -> str | None:
+    """The key that servers are asked with, from the environment alone.
+
+    Args:
+        environment: May hold one.
+        variables: Where it is looked for, first to last: by default where servers that are started here look.
+    """
+    return next((value for name in variables if (value := environment.get(name, "").strip())), None)
 
 
 class Endpoint:
@@ -130,28 +152,43 @@ class Endpoint:
         return self._facts("/version")
 
     def drafts(self) -> Drafts | None:
-        """The server's draft counters as they stand; None where it has no such series.
+        """The server's draft counters as they stand; None where it does not answer.
 
-        `expected` is 0 where nothing predicts acceptance.
+        All are 0 where it has no such series, or nothing to count yet.
         """
-        text = self._metrics()
-        sums = dict.fromkeys(_SERIES.values(), 0.0)
-        seen = set()
         try:
+            text = self._metrics()
+        except EndpointError as error:
+            logger.warning("the drafts of what is measured now are not counted: %s", error)
+            return None
+        sums = dict.fromkeys(_SERIES.values(), 0.0)
+        # What is not Prometheus's text has no such series either.
+        with contextlib.suppress(ValueError):
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
                     if sample.name in sums:
                         sums[sample.name] += sample.value
-                        seen.add(sample.name)
-        except ValueError:  # not Prometheus's text
-            return None
-        if not {*_SERIES.values()} - {_SERIES["expected"]} <= seen:
-            return None
         return Drafts(**{field: sums[series] for field, series in _SERIES.items()})
 
     def _metrics(self) -> str:
-        response = self._send("GET", "/metrics")
-        return response.text if response.status_code == httpx.codes.OK else ""
+        """What `/metrics` says; nothing where the server has no such path, or not for this key.
+
+        Raises:
+            EndpointError: it did not answer, `READINGS` times.
+        """
+        for left in reversed(range(READINGS)):
+            try:
+                response = self._send("GET", "/metrics")
+                if response.status_code == httpx.codes.OK:
+                    return response.text
+                if response.status_code in _NO_SUCH_PATH:
+                    return ""
+                error = EndpointError(f"GET {self.url}/metrics was answered {response.status_code}")
+            except EndpointError as caught:
+                error = caught
+            if left:
+                time.sleep(RETRY_SECONDS)
+        raise error
 
     def _facts(self, path: str) -> dict[str, Any]:
         """The JSON object at a path that not every server has; empty where there is none."""
@@ -181,12 +218,16 @@ class Endpoint:
 
 
 def growth(before: Drafts | None, after: Drafts | None) -> Drafts | None:
-    """What happened between two readings; None where the server does not say, or has not verified anything."""
-    if after is None:
+    """What happened between two readings.
+
+    Returns:
+        None where one of them failed, nothing was verified, or a counter fell: the server was started anew between.
+    """
+    if before is None or after is None:
         return None
-    earlier = before.model_dump() if before is not None else dict.fromkeys(_SERIES, 0.0)
+    earlier = before.model_dump()
     grown = {field: value - earlier[field] for field, value in after.model_dump().items()}
-    return Drafts(**grown) if grown["steps"] > 0 else None
+    return Drafts(**grown) if grown["steps"] > 0 and min(grown.values()) >= 0 else None
 
 
 def acceptance_length(drafts: Drafts | None) -> float | None:

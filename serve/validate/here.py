@@ -15,13 +15,26 @@ import psutil
 from patches.install import Installed
 from serve.errors import InputError
 from serve.preflight.machine import Machine
+from serve.validate.plan import NEEDLE_TASK
+from serve.validate.prompts import SHAREGPT
 from serve.validate.results import Protocol, Run, Skipped
 
 PACKAGES = ("dspark-serve", "vllm", "torch", "triton", "transformers", "lm_eval")
 GIB = 1 << 30
 
-SWEEP_MODULES = ("vllm", "pandas", "matplotlib", "scipy")
-EVERY_MODULE = (*SWEEP_MODULES, "lm_eval", "datasets", "nltk", "wonderwords")
+REPORT_MODULES = ("matplotlib", "scipy")
+REMEDY = "pip install '.[validate]' in dspark-serve's source folder (`make setup-validate` there makes .venv with it)"
+
+
+def modules_of(protocol: Protocol) -> tuple[str, ...]:
+    """What a protocol's parts import: vLLM's load generator, lm_eval's tasks, the report."""
+    # vLLM reads JSONL with pandas, ShareGPT's JSON without.
+    found = ["vllm", *([] if protocol.prompts.startswith(f"{SHAREGPT}:") else ["pandas"]), *REPORT_MODULES]
+    if protocol.tasks:
+        found += ["lm_eval", "datasets"]
+    if any(NEEDLE_TASK.fullmatch(task) for task in protocol.tasks):
+        found += ["nltk", "wonderwords"]
+    return tuple(found)
 
 
 def check_extra(modules: Sequence[str]) -> None:
@@ -32,9 +45,7 @@ def check_extra(modules: Sequence[str]) -> None:
     """
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
-        raise InputError(
-            f"{', '.join(missing)} not installed: pip install 'dspark-serve[validate]' in the environment that has vLLM"
-        )
+        raise InputError(f"{', '.join(missing)} not installed: {REMEDY}")
 
 
 def run_here(

@@ -57,7 +57,7 @@ def measure(target: Target, protocol: Protocol, prompts: PromptSet, cell: Cell, 
 
     Raises:
         LoadError: the tool failed as a whole. Requests that failed are in the record.
-        EndpointError: the server's counters cannot be asked for.
+        EndpointError: the server does not say what its model is called.
     """
     requests = requests_of(protocol, cell.concurrency)
     name = Path(cell.record).name

@@ -2,7 +2,9 @@
 
 Servers take turns within a round, and the next round takes them in the opposite order (off, speculating | speculating,
 off | ...): slow drift of the machine then falls on every arm alike, and neighbouring rounds share a start. The arms of
-one server take turns at every concurrency, and which is first changes with the concurrency and the round.
+one server take turns at every concurrency, and which is first changes with the concurrency and the round. Fixed and
+adaptive share a server, which is an adaptive one: what starting fixed takes is learned with a server an arm, or where
+adaptive is no arm.
 """
 
 from __future__ import annotations
@@ -89,6 +91,11 @@ class Serving:
     max_model_len: int | None = None
 
     @property
+    def verification(self) -> Arm:
+        """What the server is started with: only an adaptive one can be switched."""
+        return Arm.ADAPTIVE if Arm.ADAPTIVE in self.arms else self.arms[0]
+
+    @property
     def name(self) -> str:
         """What its records and logs are called."""
         long = "" if self.max_model_len is None else f"-{self.max_model_len}"
@@ -148,6 +155,8 @@ def _groups(protocol: Protocol) -> list[tuple[Arm, ...]]:
     """The arms that share a server: no speculation needs one of its own, and a running server is the only one."""
     if protocol.url is not None:
         return [protocol.arms]
+    if protocol.server_per_arm:
+        return [(arm,) for arm in protocol.arms]
     off = tuple(arm for arm in protocol.arms if arm is Arm.OFF)
     speculating = tuple(arm for arm in protocol.arms if arm is not Arm.OFF)
     return [group for group in (off, speculating) if group]

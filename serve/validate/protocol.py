@@ -67,6 +67,7 @@ def profile_protocol(
     gsm8k: Path | None,
     questions: int | None,
     exactness: bool,
+    server_per_arm: bool = False,
 ) -> Protocol:
     """The protocol of `dspark-serve validate`.
 
@@ -80,6 +81,7 @@ def profile_protocol(
         gsm8k: The user's own questions.
         questions: Of a task, at most.
         exactness: Whether outputs are compared.
+        server_per_arm: Whether `fixed` has servers of its own.
 
     Raises:
         InputError: a list with something that is not one of its kind, twice the same, or nothing in it.
@@ -101,6 +103,7 @@ def profile_protocol(
         gsm8k=None if gsm8k is None else str(gsm8k.absolute()),
         questions=questions if questions is not None or not chosen else size.questions,
         exactness=exactness,
+        server_per_arm=server_per_arm,
         **_sweep(options, size, fitting),
     )
 

@@ -13,17 +13,52 @@ A file is written whole or not at all, so that what is there is finished and a r
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Seconds = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
-SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)", re.IGNORECASE)
-"""Names of variables whose values are not written down."""
+_SECRET_NAME = r"[\w.-]*(?:KEYS?|TOKEN|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?)(?![a-z])[\w.-]*"
+SECRET = re.compile(_SECRET_NAME, re.IGNORECASE)
+"""Names of variables, settings and options whose values are not written down; tokenizers and counts of tokens are."""
+_IN_MAPPING = re.compile(rf"""({_SECRET_NAME}["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,}}\]]+)""", re.IGNORECASE)
+WITHHELD = "(withheld)"
+
+
+def withheld(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables as they may be written down."""
+    return {name: WITHHELD if SECRET.fullmatch(name) else value for name, value in environment.items()}
+
+
+def withheld_words(words: Iterable[str]) -> tuple[str, ...]:
+    """Words of a command line as they may be written down.
+
+    What follows the name of a secret is left out: `NAME=value`, `--name=value`, the words after `--name` as far as the
+    next option, and the entry of a mapping in JSON or YAML.
+    """
+    found = []
+    follows_secret = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if word.startswith("-"):
+            follows_secret = not equals and SECRET.fullmatch(word.lstrip("-")) is not None
+        if follows_secret and not word.startswith("-"):
+            found.append(WITHHELD)
+        elif equals and SECRET.fullmatch(name.lstrip("-")):
+            found.append(f"{name}={WITHHELD}")
+        else:
+            found.append(_IN_MAPPING.sub(rf"\1{WITHHELD}", word))
+    return tuple(found)
+
+
+Words = Annotated[tuple[str, ...], AfterValidator(withheld_words)]
+"""A command line in a record."""
+Environment = Annotated[dict[str, str], AfterValidator(withheld)]
+"""Variables in a record."""
 
 
 class Record(BaseModel):
@@ -61,6 +96,7 @@ class Protocol(Record):
         gsm8k: A JSONL file of questions and answers that is asked instead of the published data set.
         questions: Questions of a task, at most; None for all of them.
         exactness: Whether outputs are compared with no speculation.
+        server_per_arm: Whether `fixed` has servers of its own, so that its start is measured too.
         seed: Of the load, the tasks and the samples.
     """
 
@@ -81,7 +117,13 @@ class Protocol(Record):
     gsm8k: str | None = None
     questions: Annotated[int, Field(ge=1)] | None = None
     exactness: bool = True
+    server_per_arm: bool = False
     seed: int = 0
+
+
+def recorded(protocol: Protocol) -> Protocol:
+    """A protocol as it may be written down. Two that differ in a secret alone are the same run's."""
+    return protocol.model_copy(update={"sets": withheld_words(protocol.sets), "extra": withheld_words(protocol.extra)})
 
 
 class Skipped(Record):
@@ -96,7 +138,7 @@ class Run(Record):
 
     Attributes:
         started: Time of the first start, ISO 8601, UTC.
-        command: The command line as it was given.
+        command: The command line as it was given, secrets withheld as everywhere in a record.
         versions: Package -> version, of this package, vLLM, PyTorch, Triton and the tools of the run.
         hardware: The hardware class, as `cuda-hopper`.
         machine: Words: cards, processor, memory.
@@ -105,8 +147,8 @@ class Run(Record):
     """
 
     started: str
-    command: tuple[str, ...]
-    protocol: Protocol
+    command: Words
+    protocol: Annotated[Protocol, AfterValidator(recorded)]
     versions: dict[str, str]
     hardware: str
     machine: str
@@ -132,13 +174,8 @@ class Start(Record):
     ready_s: Seconds
     graph_s: Seconds | None
     graph_gib: Annotated[float, Field(ge=0)] | None
-    command: tuple[str, ...]
-    environment: dict[str, str]
-
-
-def withheld(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables as they may be written down."""
-    return {name: "(withheld)" if SECRET.search(name) else value for name, value in environment.items()}
+    command: Words
+    environment: Environment
 
 
 class Drafts(Record):
@@ -170,7 +207,7 @@ class Load(Record):
         input_tokens, output_tokens: Of the completed requests.
         output_tokens_per_s: `output_tokens / duration_s`.
         ttft_ms, tpot_ms: Median and 99th percentile of the time to the first token and a token after it.
-        drafts: None without speculation, or where the server does not say.
+        drafts: None without speculation, or where the server does not say, before the cell or after it.
         raw: The tool's own result, relative to the run's directory.
         command: What produced the load.
     """
@@ -190,7 +227,7 @@ class Load(Record):
     tpot_ms: tuple[float, float] | None
     drafts: Drafts | None
     raw: str
-    command: tuple[str, ...]
+    command: Words
 
 
 class Score(Record):
@@ -215,7 +252,7 @@ class Accuracy(Record):
     samples: Count
     acceptance_length: float | None
     raw: str
-    command: tuple[str, ...]
+    command: Words
 
 
 class Exactness(Record):

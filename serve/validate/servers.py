@@ -19,7 +19,7 @@ from serve.validate.endpoint import Endpoint, EndpointError
 from serve.validate.load import Target
 from serve.validate.plan import Serving
 from serve.validate.prompts import PromptSet
-from serve.validate.results import Arm, Protocol, Start, withheld
+from serve.validate.results import Arm, Protocol, Start
 from serve.validate.session import Session
 from serve.validate.store import Store
 
@@ -96,7 +96,6 @@ class ProfileServers:
 
     def _command(self, serving: Serving, port: int) -> list[str]:
         protocol = self._protocol
-        mode = Arm.OFF if serving.arms == (Arm.OFF,) else Arm.ADAPTIVE
         sets = list(protocol.sets)
         if serving.max_model_len is not None:
             sets.append(f"max_model_len={serving.max_model_len}")
@@ -107,7 +106,7 @@ class ProfileServers:
             protocol.profile,
             *(word for assignment in sets for word in ("--set", assignment)),
             *("--host", HOST, "--port", str(port)),
-            *("--verification", mode.value),
+            *("--verification", serving.verification.value),
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *(("--", *protocol.extra) if protocol.extra else ()),
         ]
@@ -127,7 +126,7 @@ class ProfileServers:
             graph_s=graph_s,
             graph_gib=graph_gib,
             command=tuple(command),
-            environment=withheld(environment),
+            environment=environment,
         )
         self._store.write(name, start)
 

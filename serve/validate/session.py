@@ -38,7 +38,7 @@ class Session:
         Raises:
             EndpointError, LoadError, AccuracyError: it could not be measured.
         """
-        # A server that was asked to have one arm only is left as it is.
+        # One of ours that was started with its only arm has to do it; somebody else's is left as it is.
         if len(self._serving.arms) > 1 or (self._protocol.url is None and work.arm is not Arm.OFF):
             self._target.endpoint.switch(work.arm)
         match work:

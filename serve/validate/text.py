@@ -301,6 +301,7 @@ PROTOCOL = {
     "output_tokens": "output tokens of a request, forced",
     "tasks": "accuracy tasks",
     "exactness": "outputs compared with no speculation",
+    "server_per_arm": "fixed has servers of its own",
 }
 """Fields of the protocol whose names do not say it; any other stands under its own name."""
 
@@ -373,7 +374,9 @@ Everything above is in `report.json`, and that is computed from the run's record
 - **Arm against arm**: in each round that both arms have, the logarithm of the quotient of their throughputs; the mean
   over rounds and Student's t give the quotient and its {PERCENT} interval. With one round there is none. Faster
   or slower is said only where the interval leaves zero out. It covers what varies between rounds of this run, not
-  between machines, prompts or models.
+  between machines, prompts or models. Up to two neighbouring rounds share a start of a server, and a running server
+  serves them all: such rounds are not independent of that start. What changes with a start is then less in the interval
+  than so many starts would put there.
 - **Acceptance length**: tokens emitted over (request, step) pairs; **verified width**: tokens verified over the same
   pairs; both with the bonus token, from the server's own counters, rounds added up before dividing.
 - **Accepted / expected**: accepted drafts over the sum of the survival probabilities that were predicted for the
@@ -385,4 +388,5 @@ Everything above is in `report.json`, and that is computed from the run's record
 - **Outputs**: greedy answers token for token; sampled tokens by a chi-square test of homogeneity at each position, the
   smallest probability multiplied by the number of positions (Bonferroni). Different is below {DIFFERENT}.
 - **Start-up**: from the command to a model that answers; graph capture and memory as vLLM logs them. Median, lowest and
-  highest start."""
+  highest start. A server of fixed and adaptive is an adaptive one: what fixed alone takes is measured with
+  `--server-per-arm`, or where adaptive is no arm."""

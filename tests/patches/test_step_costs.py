@@ -100,12 +100,20 @@ def budget(costs: CostTables) -> int:
     )
 
 
-def test_upstreams_profile_prices_contexts_where_there_are_only_drafts(monkeypatch):
-    """The real manager profiles, builds its tables and plans, with the patch and without."""
+def priced_manager(monkeypatch):
+    """The real manager, with the patch."""
     manager = make_manager(monkeypatch)
     manager.req_states.max_model_len = LONGEST + WIDTH
+    manager._prices_requests = True
     alone = SimpleNamespace(world_size=1, broadcast_object=lambda value, **_from: value)
     monkeypatch.setattr("vllm.distributed.parallel_state._TP", alone)
+    return manager
+
+
+def test_upstreams_profile_prices_contexts_where_there_are_only_drafts(monkeypatch):
+    """The real manager profiles, builds its tables and plans, with the patch and without."""
+    manager = priced_manager(monkeypatch)
+    manager._shares_context = True
     budgets = {}
     for priced in (False, True):
         manager._prices_requests = priced
@@ -122,6 +130,31 @@ def test_a_profile_without_graphs_prices_no_drafting():
     batch = {"num_tokens": 144, "context_len": 9}
     assert step_costs.cost_curves([run(batch)], [batch], []) == ([], [(144, run(batch).forward_ms)])
     assert step_costs.cost_curves([], [], []) == ([], [])
+
+
+def test_a_profile_that_timed_nothing_ends_with_upstreams_own_message(monkeypatch):
+    manager = priced_manager(monkeypatch)
+    assert list(manager.batches_to_profile(CAPTURED))
+    with pytest.raises(RuntimeError, match="could not profile step costs"):
+        manager.set_initial_cost_curves([])
+
+
+def test_samples_of_other_batches_are_refused():
+    batch = {"num_tokens": 144, "context_len": 9}
+    with pytest.raises(ValueError, match="longer"):
+        step_costs.cost_curves([run(batch)], [batch, batch], [])
+
+
+@pytest.mark.parametrize(
+    ("text_config", "shares"), [(SimpleNamespace(), True), (SimpleNamespace(index_topk=2048), False), (None, False)]
+)
+def test_contexts_are_shared_where_the_model_is_known_to_have_no_sparse_indexer(monkeypatch, text_config, shares):
+    """Nothing is claimed of a model that is not known."""
+    config = text_config and SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text_config))
+    monkeypatch.setattr("patches.manager.get_current_vllm_config_or_none", lambda: config)
+    manager = priced_manager(monkeypatch)
+    contexts = {batch["context_len"] for batch in manager.batches_to_profile(CAPTURED)}
+    assert contexts == ({LONGEST, LONGEST // WIDTH} if shares else {LONGEST})
 
 
 def test_what_a_context_adds_is_the_middle_of_what_sizes_say():

@@ -69,8 +69,7 @@ def test_versions_patches_and_every_command_are_in_it(run: Path) -> None:
 
 
 def test_a_token_in_the_environment_is_not_repeated(run: Path) -> None:
-    assert "hf_shown_to_nobody" in (run / "starts" / "round-1-off.json").read_text()
-    for name in ("report.md", "report.json"):
+    for name in ("starts/round-1-off.json", "report.md", "report.json"):
         assert "HF_TOKEN" in (run / name).read_text()
         assert "hf_shown_to_nobody" not in (run / name).read_text()
 

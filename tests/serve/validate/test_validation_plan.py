@@ -40,8 +40,9 @@ def test_neighbouring_rounds_share_a_start_and_no_start_serves_more_than_two(ask
     servings = plan(asked)
     rounds = [sorted({work.round for work in serving.works if isinstance(work, Cell)}) for serving in servings]
     assert all(found[-1] - found[0] <= 1 for found in rounds)
-    if {Arm.OFF} < set(asked.arms):
-        assert len(servings) == asked.rounds + 1
+    groups = len({serving.arms for serving in servings})
+    if groups > 1:
+        assert len(servings) == asked.rounds * (groups - 1) + 1
         assert all(a.arms != b.arms for a, b in pairwise(servings))
 
 
@@ -55,6 +56,28 @@ def test_three_rounds_take_their_servers_in_turns() -> None:
         (3, speculating),
     ]
     assert [serving.name for serving in servings] == ["round-1-off", "round-1-fixed", "round-2-off", "round-3-fixed"]
+
+
+def test_with_a_server_an_arm_each_is_started_as_what_it_measures() -> None:
+    servings = plan(protocol(rounds=3, server_per_arm=True))
+    assert [(serving.round, serving.arms, serving.verification) for serving in servings] == [
+        (1, (Arm.OFF,), Arm.OFF),
+        (1, (Arm.FIXED,), Arm.FIXED),
+        (1, (Arm.ADAPTIVE,), Arm.ADAPTIVE),
+        (2, (Arm.FIXED,), Arm.FIXED),
+        (2, (Arm.OFF,), Arm.OFF),
+        (3, (Arm.FIXED,), Arm.FIXED),
+        (3, (Arm.ADAPTIVE,), Arm.ADAPTIVE),
+    ]
+    assert all(work.arm is serving.arms[0] for serving in servings for work in serving.works)
+
+
+@settings(deadline=None)
+@given(protocols())
+def test_a_server_is_adaptive_where_it_has_to_be_and_fixed_where_it_can(asked: Protocol) -> None:
+    for serving in plan(asked):
+        assert serving.verification in serving.arms
+        assert (serving.verification is Arm.ADAPTIVE) == (Arm.ADAPTIVE in serving.arms)
 
 
 @settings(deadline=None)

@@ -107,7 +107,11 @@ def test_the_line_that_names_the_error_is_told(tmp_path: Path) -> None:
 def test_the_key_reaches_the_tools_under_their_own_name_only() -> None:
     found = tool_environment({"DSPARK_API_KEY": "a", "VLLM_API_KEY": "b", "HOME": "/h"}, "a")
     assert found == {"HOME": "/h", "OPENAI_API_KEY": "a", "VLLM_PLUGINS": ""}
-    assert tool_environment({"OPENAI_API_KEY": "c"}, None)["OPENAI_API_KEY"] == "c"
+
+
+def test_a_key_that_is_meant_for_another_server_is_not_sent() -> None:
+    assert tool_environment({"OPENAI_API_KEY": "c"}, None)["OPENAI_API_KEY"] == "none"
+    assert tool_environment({"OPENAI_API_KEY": "c"}, "a")["OPENAI_API_KEY"] == "a"
 
 
 def test_the_tokenizer_is_the_profiles_own() -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from validation_samples import protocol
 
-from serve.commands.validate import what_is_skipped
+from serve.commands.validate import check_context, what_is_skipped
+from serve.errors import InputError
+from serve.preflight import installed_names
+from serve.profile import load
+from serve.validate.plan import plan
 from serve.validate.results import Arm
 
 
@@ -34,3 +39,13 @@ def test_exactness_needs_off_and_another_arm() -> None:
         (skipped,) = what_is_skipped(protocol(arms=arms, tasks=()), None, {})
         assert skipped.what == "exactness"
         assert what_is_skipped(protocol(arms=arms, tasks=(), exactness=False), None, {}) == []
+
+
+def test_a_context_that_undoes_a_long_tasks_own_is_refused_at_once() -> None:
+    recipe, names = load("tiny-cpu"), installed_names()
+    servings = plan(protocol(tasks=("niah-1024", "niah-2048")), context=1024)
+    for words in (("--max-model-len", "1024"), ("--max_model_len=1k",)):
+        with pytest.raises(InputError, match=r"^-- --max-model-len 10\d\d: .*niah-2048 .* --set max_model_len=2304"):
+            check_context(servings, recipe, words, names)
+    for enough in ((), ("--max-model-len", "2304"), ("--seed", "3")):
+        check_context(servings, recipe, enough, names)

@@ -107,6 +107,7 @@ OTHER_PROTOCOLS = {
     "gsm8k": "/g.jsonl",
     "questions": 3,
     "exactness": False,
+    "server_per_arm": True,
     "seed": 7,
     "profile": "other",
     "url": "http://127.0.0.1:1",

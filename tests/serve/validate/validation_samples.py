@@ -57,6 +57,7 @@ def protocols() -> st.SearchStrategy[Protocol]:
         rounds=st.integers(1, 7),
         tasks=st.sampled_from([(), ("gsm8k",), ("gsm8k", "niah-16384"), ("niah-4096", "niah-65536")]),
         exactness=st.booleans(),
+        server_per_arm=st.booleans(),
     )
 
 
