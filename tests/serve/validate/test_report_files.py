@@ -156,7 +156,7 @@ def test_what_is_no_run_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_without_what_it_draws_with_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r"matplotlib not installed: pip install 'dspark-serve\[validate\]'"):
+    with pytest.raises(InputError, match=r"matplotlib not installed: pip install '\.\[validate\]'"):
         report_command(tmp_path)
 
 
