@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from serve.errors import ExitCode
+from tests.e2e.running import free_port
 
 DSPARK = str(Path(sys.executable).with_name("dspark-serve"))
 
 
 def complaint(*arguments: str, **environment: str) -> str:
     """Run a command that must be refused; returns its one line."""
+    # A port of its own: another test that runs beside it may hold the usual one.
+    environment = {**os.environ, "DSPARK_PORT": str(free_port()), **environment}
     done = subprocess.run(
-        [DSPARK, *arguments], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False
+        [DSPARK, *arguments], capture_output=True, text=True, timeout=60, env=environment, check=False
     )
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -155,7 +158,7 @@ def test_a_taken_port_is_named_with_the_remedy() -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    assert "192.0.2.1:8000" in complaint("up", "tiny-cpu", "--host", "192.0.2.1")
+    assert "192.0.2.1:8000" in complaint("up", "tiny-cpu", "--host", "192.0.2.1", "--port", "8000")
 
 
 def test_a_server_option_after_the_dashes_names_where_it_goes() -> None:
@@ -186,12 +189,12 @@ def test_development_mode_is_refused() -> None:
 
 
 def test_an_unwritable_counter_directory_is_named() -> None:
-    assert "DSPARK_TELEMETRY_DIR" in complaint("up", "tiny-cpu", "--port", "18999", DSPARK_TELEMETRY_DIR="/proc/nope")
+    assert "DSPARK_TELEMETRY_DIR" in complaint("up", "tiny-cpu", DSPARK_TELEMETRY_DIR="/proc/nope")
 
 
 @pytest.mark.parametrize("path", ["/nowhere/trace.jsonl", "/"])
 def test_a_trace_that_cannot_be_written_is_named(path: str) -> None:
-    said = complaint("up", "tiny-cpu", "--port", "18999", DSPARK_TRACE_FILE=path)
+    said = complaint("up", "tiny-cpu", DSPARK_TRACE_FILE=path)
     assert f"no trace can be written to {path}: " in said
     assert "DSPARK_TRACE_FILE" in said
 
