@@ -31,15 +31,24 @@ CHUNK_ROWS = 2**30 // (151_936 * 4)
 """Rows of logits in a chunk of the rejection sampler."""
 
 
-def cost_ms(curve: list[list[float]], size: int) -> float:
-    """A step pads to the next captured size, and costs never fall."""
+def step_table(curve: list[list[float]], limit: int, *, pooled: bool) -> NDArray[np.float64]:
+    """[limit + 1] milliseconds by size: each size pads to the next point."""
     sizes, costs = np.asarray(curve).T
-    return float(np.maximum.accumulate(costs)[min(int(np.searchsorted(sizes, size)), len(sizes) - 1)])
+    risen = np.asarray(rising(list(costs))) if pooled else np.maximum.accumulate(costs)
+    return risen[np.minimum(np.searchsorted(sizes, np.arange(limit + 1)), len(sizes) - 1)]
+
+
+def cost_tables(costs: Row, requests: int, tokens: int, *, pooled: bool) -> CostTables:
+    """The recorded curves, to so many requests and tokens."""
+    return CostTables(
+        step_table(costs["draft"], requests, pooled=False), step_table(costs["verify"], tokens, pooled=pooled)
+    )
 
 
 def priced_step_ms(costs: Row, rates: list[float], requests: int, tokens: int) -> float:
     """Milliseconds of drafting and verifying, the mean of all steps of a batch that begins together."""
     rng = np.random.default_rng(0)
+    tables = cost_tables(costs, requests, requests * (len(rates) + 1), pooled=False)
     steps = []
     for _ in range(REPETITIONS):
         left = np.full(requests, tokens - 1)
@@ -48,7 +57,7 @@ def priced_step_ms(costs: Row, rates: list[float], requests: int, tokens: int) -
             accepted = np.cumprod(rng.random((running.size, len(rates))) < rates, axis=1).sum(axis=1)
             left[running] -= accepted + 1
             width = running.size * (len(rates) + 1)
-            steps.append(cost_ms(costs["draft"], running.size) + cost_ms(costs["verify"], width))
+            steps.append(tables.draft_ms[running.size] + tables.verify_ms[width])
     return float(np.mean(steps))
 
 
@@ -69,13 +78,6 @@ def rows(data: list[Row]) -> Iterator[list[str]]:
         yield list(map(str, shown))
 
 
-def step_table(curve: list[list[float]], limit: int, *, pooled: bool) -> NDArray[np.float64]:
-    """[limit + 1] milliseconds by size: each size pads to the next point."""
-    sizes, costs = np.asarray(curve).T
-    risen = np.asarray(rising(list(costs))) if pooled else np.maximum.accumulate(costs)
-    return risen[np.minimum(np.searchsorted(sizes, np.arange(limit + 1)), len(sizes) - 1)]
-
-
 def best_budgets(costs: Row, rates: list[float], requests: int, *, pooled: bool, bound: bool) -> list[int]:
     """The budgets that draws of never_slower's confidences make best, smallest and largest."""
     from tests.bench.never_slower import SPREAD
@@ -85,9 +87,7 @@ def best_budgets(costs: Row, rates: list[float], requests: int, *, pooled: bool,
     room = np.minimum(SPREAD, np.minimum(mean, 1 - mean))
     drafts = np.full(requests, len(rates))
     everything = requests * (len(rates) + 1)
-    tables = CostTables(
-        step_table(costs["draft"], requests, pooled=False), step_table(costs["verify"], everything, pooled=pooled)
-    )
+    tables = cost_tables(costs, requests, everything, pooled=pooled)
     found = [
         choose_budget(
             survival_probabilities(mean + room * rng.uniform(-1, 1, (requests, len(rates)))),
