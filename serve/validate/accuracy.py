@@ -19,7 +19,8 @@ from typing import Any
 
 from serve.errors import InputError
 from serve.validate.children import child, complaint, program
-from serve.validate.endpoint import acceptance_length, growth
+from serve.validate.drafts import acceptance_length
+from serve.validate.endpoint import growth
 from serve.validate.load import Target
 from serve.validate.plan import NEEDLE_TASK, Task
 from serve.validate.prompts import json_lines

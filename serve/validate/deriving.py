@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from serve.validate import references
+from serve.validate.drafts import acceptance_length, quotient, verified_width
 from serve.validate.findings import (
     Beside,
     BesideDelta,
@@ -39,15 +40,12 @@ from serve.validate.statistics import (
     Ratio,
     Spread,
     Standing,
-    acceptance_length,
     added,
     corrected,
     difference,
-    quotient,
     ratio,
     spread,
     standing,
-    verified_width,
 )
 
 COMPARED = ((Arm.ADAPTIVE, Arm.FIXED), (Arm.ADAPTIVE, Arm.OFF))

@@ -228,8 +228,3 @@ def growth(before: Drafts | None, after: Drafts | None) -> Drafts | None:
     earlier = before.model_dump()
     grown = {field: value - earlier[field] for field, value in after.model_dump().items()}
     return Drafts(**grown) if grown["steps"] > 0 and min(grown.values()) >= 0 else None
-
-
-def acceptance_length(drafts: Drafts | None) -> float | None:
-    """Mean tokens a verification step; None without one."""
-    return None if drafts is None else drafts.emitted / drafts.steps

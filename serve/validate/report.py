@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from serve.validate.findings import Findings
 from serve.validate.plots import draw
 from serve.validate.reading import read
 from serve.validate.text import render
+from serve.validate.writing import write_whole
 
 
 def write_report(directory: Path, beside: Sequence[str] = ()) -> Path:
@@ -31,16 +31,9 @@ def write_report(directory: Path, beside: Sequence[str] = ()) -> Path:
     findings = Findings.model_validate_json(made)
     path = directory / "report.md"
     try:
-        _replace(directory / "report.json", made + "\n")
+        write_whole(directory / "report.json", made + "\n")
         drawn = draw(findings, directory / "plots")
-        _replace(path, render(findings, drawn))
+        write_whole(path, render(findings, drawn))
     except OSError as error:
         raise InputError(f"the report cannot be written to {error.filename}: {error.strerror}") from error
     return path
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text)
-    unfinished.replace(path)

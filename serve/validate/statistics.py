@@ -183,21 +183,6 @@ def standard_error(score: Score, samples: int) -> float | None:
     return math.sqrt(share * (1 - share) / more)
 
 
-def acceptance_length(drafts: Drafts) -> float | None:
-    """Tokens a request gets from a verification step, the bonus token included."""
-    return quotient(drafts.emitted, drafts.steps)
-
-
-def verified_width(drafts: Drafts) -> float | None:
-    """Tokens of a request that a step verifies, the bonus token included."""
-    return quotient(drafts.width, drafts.steps)
-
-
-def quotient(of: float, to: float) -> float | None:
-    """A share; None of nothing."""
-    return of / to if to > 0 else None
-
-
 def added(drafts: Iterable[Drafts]) -> Drafts | None:
     """The sum of several rounds' counts; None of nothing."""
     held = list(drafts)

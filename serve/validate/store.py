@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from serve.errors import InputError
 from serve.validate.exactness import Outputs
 from serve.validate.plan import Cell, Sampling, Task, Work
 from serve.validate.results import Accuracy, Load, Record, Run
+from serve.validate.writing import write_whole
 
 logger = logging.getLogger("dspark-serve")
 
@@ -42,18 +42,7 @@ class Store:
 
     def write(self, name: str, record: Record) -> None:
         """Write a record whole: a crash at any time leaves the old file or the new one."""
-        path = self.path(name)
-        part = path.with_suffix(".part")
-        with part.open("w") as file:
-            file.write(record.model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_whole(self.path(name), record.model_dump_json(indent=2) + "\n")
 
     def read(self, name: str, kind: type[R]) -> R | None:
         """A record, or None where there is none; one that cannot be read is moved aside."""

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from serve.validate.drafts import acceptance_length, verified_width
 from serve.validate.results import Drafts, Score
 from serve.validate.statistics import (
     Agreement,
     Standing,
-    acceptance_length,
     added,
     corrected,
     difference,
@@ -22,7 +22,6 @@ from serve.validate.statistics import (
     spread,
     standard_error,
     standing,
-    verified_width,
 )
 
 SPEEDS = st.floats(1e-3, 1e7)

@@ -12,7 +12,8 @@ from failing_server import failing_server
 from validation_samples import protocol
 
 from serve.errors import InputError
-from serve.validate.endpoint import Endpoint, EndpointError, acceptance_length, growth, key_in
+from serve.validate.drafts import acceptance_length
+from serve.validate.endpoint import Endpoint, EndpointError, growth, key_in
 from serve.validate.here import check_extra, modules_of, run_there, versions
 from serve.validate.results import Arm, Drafts
 
