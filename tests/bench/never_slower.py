@@ -447,7 +447,7 @@ def machine() -> Iterator[tuple[str, str]]:
             timeout=20,
             check=True,
         )
-        yield "driver", driver.stdout.strip()
+        yield "driver", driver.stdout.split()[0]  # a line for each GPU
     except (OSError, subprocess.SubprocessError):
         yield "driver", "unknown"
 
