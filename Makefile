@@ -65,7 +65,7 @@ test: setup-test lint ## Check style and types, and run every test
 	@$(BIN)/python -m pytest -n auto tests --ignore tests/e2e
 	@$(BIN)/python -m pytest -n 2 tests/e2e
 
-test-slow: releases ## What takes minutes: pairs of chart switches, two nodes, engines or ranks, a thousand batches or switches, a validation
+test-slow: releases ## What takes minutes: pairs of chart switches and of patches, two nodes, engines or ranks, a thousand batches or switches, a validation
 	@$(BIN)/python -m pytest -m slow tests
 
 lint: setup-test ## ruff and mypy --strict

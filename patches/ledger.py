@@ -84,6 +84,7 @@ _SWA = "vllm.v1.attention.backends.mla.sparse_swa"
 _REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 _SAMPLER = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 _CONFIG = "vllm.config.vllm:VllmConfig"
+_GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager"
 
 LEDGER: tuple[Patch, ...] = (
     Patch(
@@ -221,6 +222,24 @@ LEDGER: tuple[Patch, ...] = (
         module="patches.capture_grid",
         removal="when upstream's steps grow with the size",
         wraps=(f"{_CONFIG}._set_cudagraph_sizes",),
+        switchable=True,
+    ),
+    Patch(
+        id="full-batch-graphs",
+        what="A batch that keeps all its drafts replays a graph of as many requests, as under fixed verification",
+        upstream="none: every decode graph of T tokens has T requests, most of them empty, or as many as are served",
+        hardware=GPUS,
+        releases=RELEASES,
+        module="patches.full_batch_graphs",
+        removal="when upstream's graphs of decode batches have no more requests than the batch",
+        wraps=(
+            f"{_GRAPHS}._init_candidates",
+            f"{_GRAPHS}.captured_token_counts",
+            f"{_GRAPHS}.dispatch",
+            "vllm.v1.worker.gpu.cudagraph_utils:_is_compatible",
+            "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor",
+            f"{_RUNNER}:GPUModelRunner.gather_batch_req_state",
+        ),
         switchable=True,
     ),
     Patch(

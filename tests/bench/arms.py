@@ -24,6 +24,7 @@ FASTER = (
     "chunked-full-budgets",
     "request-aware-costs",
     "coarser-capture-grid",
+    "full-batch-graphs",
 )
 
 SHAPES = {

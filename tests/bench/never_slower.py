@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import platform
@@ -111,28 +112,45 @@ def say(*what: object) -> None:
     print(f"[{time.strftime('%H:%M:%S')}]", *what, flush=True)
 
 
-def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together: bool) -> dict[str, Engine]:
-    """Engines that started. Together saves time; one at a time leaves each start a quiet device but for idle ones."""
+@contextlib.contextmanager
+def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together: bool) -> Iterator[dict[str, Engine]]:
+    """Engines that started; with the block every one ends, also one that an interrupted start leaves.
+
+    Together saves time; one at a time leaves each start a quiet device but for idle ones.
+    """
     engines = {}
     waiting = list(arms)
-    while waiting:
-        batch = waiting if together else waiting[:1]
-        waiting = waiting[len(batch) :]
-        begun = [Engine(arm, setting, run.folder / part) for arm in batch]
-        for engine in begun:
-            try:
-                ready = engine.wait_until_ready(min(START_S * patience(setting), run.left()))
-            except EngineError as error:
-                say(error, "\n" + engine.tail())
-                engine.stop()
-                continue
-            engines[engine.arm.name] = engine
-            capture = re.findall(r"Graph capturing finished in (\d+) secs, took ([\d.]+) GiB", engine.tail(200_000))
-            run.record(
-                "start", of=part, arm=engine.arm.name, size=setting.size, together=together, capture=capture, **ready
-            )
-            say(f"{engine.arm.name}: ready in {ready['ready_s']} s, graphs {capture}")
-    return engines
+    with contextlib.ExitStack() as ends:
+        while waiting:
+            if engines and run.left() < 60:
+                say(f"{part}: no time left for {', '.join(arm.name for arm in waiting)}")
+                break
+            batch = waiting if together else waiting[:1]
+            waiting = waiting[len(batch) :]
+            begun = []
+            for arm in batch:
+                begun.append(Engine(arm, setting, run.folder / part))
+                ends.callback(begun[-1].stop)
+            for engine in begun:
+                try:
+                    ready = engine.wait_until_ready(min(START_S * patience(setting), run.left()))
+                except EngineError as error:
+                    say(error, "\n" + engine.tail())
+                    engine.stop()
+                    continue
+                engines[engine.arm.name] = engine
+                capture = re.findall(r"Graph capturing finished in (\d+) secs, took ([\d.]+) GiB", engine.tail(200_000))
+                run.record(
+                    "start",
+                    of=part,
+                    arm=engine.arm.name,
+                    size=setting.size,
+                    together=together,
+                    capture=capture,
+                    **ready,
+                )
+                say(f"{engine.arm.name}: ready in {ready['ready_s']} s, graphs {capture}")
+        yield engines
 
 
 def profile_costs(run: Run, engines: dict[str, Engine]) -> None:
@@ -264,13 +282,10 @@ def with_engines(
     if not rounds:
         say(f"{part}: all {options.rounds} rounds are there")
         return
-    engines = started(run, part, [ARMS[name] for name in names], setting, together=not options.one_by_one)
-    try:
+    arms = [ARMS[name] for name in names]
+    with started(run, part, arms, setting, together=not options.one_by_one) as engines:
         profile_costs(run, engines)
         measure(run, part, engines, cells, rounds)
-    finally:
-        for engine in engines.values():
-            engine.stop()
 
 
 def trace(run: Run, options: argparse.Namespace) -> None:
@@ -279,8 +294,7 @@ def trace(run: Run, options: argparse.Namespace) -> None:
     if setting.size == "cpu":
         setting = Setting("cpu", 16, 0, 0.25)
     arms = [ARMS[name] for name in options.arms or ("fixed", "patched", "upstream")]
-    engines = started(run, "trace", arms, setting, together=not options.one_by_one)
-    try:
+    with started(run, "trace", arms, setting, together=not options.one_by_one) as engines:
         profile_costs(run, engines)
         for name in list(engines):
             engine = engines[name]
@@ -297,9 +311,6 @@ def trace(run: Run, options: argparse.Namespace) -> None:
                     say(f"{path.name}:", *path.read_text().splitlines()[:2])
             except EngineError as error:
                 lose(engines, name, error)
-    finally:
-        for engine in engines.values():
-            engine.stop()
 
 
 def startup(run: Run, options: argparse.Namespace) -> None:
@@ -331,20 +342,11 @@ def startup(run: Run, options: argparse.Namespace) -> None:
     if setting.size != "cpu" and not (run.folder / "caches").exists():
         # The first engines of a host compile its kernels, and the later ones would look the better for it.
         ends = [ARMS[name] for name in dict.fromkeys((names[0], names[-1]))]
-        for engine in started(run, "startup-compiling", ends, setting, together=True).values():
-            engine.stop()
-    engines: dict[str, Engine] = {}
-    try:
-        for name in names:
-            if run.left() < 60:
-                say(f"startup: no time left for {name}")
-                break
-            engines |= started(run, "startup", [ARMS[name]], setting, together=False)
+        with started(run, "startup-compiling", ends, setting, together=True):
+            pass
+    with started(run, "startup", [ARMS[name] for name in names], setting, together=False) as engines:
         profile_costs(run, engines)
         measure(run, "grids", engines, cells, rounds)
-    finally:
-        for engine in engines.values():
-            engine.stop()
 
 
 def micro(run: Run, options: argparse.Namespace) -> None:
@@ -380,11 +382,9 @@ def staleness(run: Run, options: argparse.Namespace) -> None:
     Greedy answers to the same prompts: which drafts are verified differs, and nothing else does.
     """
     setting = Setting("cpu", 16, 0, 0.25, rejection="standard")
-    engines = started(
-        run, "staleness", [ARMS["without-unblocked-confidences"], ARMS["patched"]], setting, together=True
-    )
+    arms = [ARMS["without-unblocked-confidences"], ARMS["patched"]]
     prompts = tiny_prompts(options.prompts)
-    try:
+    with started(run, "staleness", arms, setting, together=True) as engines:
         for begin in range(0, len(prompts), 32):
             for engine in engines.values():
                 if run.left() > 30:
@@ -392,9 +392,6 @@ def staleness(run: Run, options: argparse.Namespace) -> None:
                     found = engine.ask("accept", run.left(), prompts=batch, tokens=64)
                     run.record("staleness", arm=engine.arm.name, first_prompt=begin, prompts=len(batch), **found)
             say(f"staleness: {begin + 32} prompts, {run.left():.0f} s left")
-    finally:
-        for engine in engines.values():
-            engine.stop()
 
 
 def tiny_prompts(count: int) -> list[list[int]]:

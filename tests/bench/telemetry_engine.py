@@ -68,12 +68,11 @@ def main() -> None:
     facts = {"command": " ".join(sys.argv[1:]), **dict(machine())}
     with tempfile.TemporaryDirectory() as counters:
         os.environ["DSPARK_TELEMETRY_DIR"] = counters
-        engines = started(run, "telemetry-engine", [ARMS["patched"]], setting, together=True)
-        if not engines:
-            sys.exit("telemetry_engine: the engine did not start")
-        (engine,) = engines.values()
-        token_ms: dict[int, Times] = {}
-        try:
+        with started(run, "telemetry-engine", [ARMS["patched"]], setting, together=True) as engines:
+            if not engines:
+                sys.exit("telemetry_engine: the engine did not start")
+            (engine,) = engines.values()
+            token_ms: dict[int, Times] = {}
             if not engine.rpc("bench_telemetry", True):
                 sys.exit("telemetry_engine: the engine has no step recorder")
             rates = WORKLOADS["high"][: 5 if options.cpu else DRAFTS]
@@ -85,8 +84,6 @@ def main() -> None:
                 record = {"facts": facts, "token_ms": token_ms}
                 (options.out / "telemetry-engine.json").write_text(json.dumps(record, indent=1) + "\n")
                 (options.out / "telemetry-engine.md").write_text(markdown(facts, token_ms))
-        finally:
-            engine.stop()
 
 
 if __name__ == "__main__":

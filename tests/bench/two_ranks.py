@@ -267,12 +267,11 @@ def main() -> None:
         else Setting(options.size, options.requests, options.requests * (DRAFTS + 1), 6.0, ranks=RANKS)
     )
     results: dict[str, Any] = {"facts": facts}
-    engines = started(run, "two-ranks", [ARMS["patched"]], setting, together=True)
-    if not engines:
-        sys.exit("two_ranks: the engine did not start")
-    (engine,) = engines.values()
-    facts["ready_s"] = engine.ready["ready_s"]
-    try:
+    with started(run, "two-ranks", [ARMS["patched"]], setting, together=True) as engines:
+        if not engines:
+            sys.exit("two_ranks: the engine did not start")
+        (engine,) = engines.values()
+        facts["ready_s"] = engine.ready["ready_s"]
         ranks = Ranks(engine, options.folder / "records", options)
         for name in options.only.split(","):
             say(f"part {name}")
@@ -287,8 +286,6 @@ def main() -> None:
             (options.out / "two-ranks.md").write_text(markdown(results))
             if "error" in results[name]:
                 break
-    finally:
-        engine.stop()
     failed = [name for name in options.only.split(",") if not results.get(name, {}).get("as_it_must")]
     say(f"not as they must be: {', '.join(failed)}" if failed else "all as they must be")
     sys.exit(bool(failed))

@@ -1,4 +1,4 @@
-"""chunked-full-budgets and coarser-capture-grid, against every release's sampler, configuration and graph manager."""
+"""chunked-full-budgets, coarser-capture-grid and full-batch-graphs, against every release's own classes."""
 
 from __future__ import annotations
 
@@ -41,3 +41,33 @@ def test_no_batch_is_padded_by_more_than_a_sixteenth_beyond_upstreams_padding(re
     for tokens in range(1, 2049):
         before, now = (next(size for size in sizes if size >= tokens) for sizes in (upstream, patched))
         assert now == before or now <= tokens * (1 + 1 / PARTS)
+
+
+WITH_A_GRAPH = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224]
+
+
+def test_a_full_batch_replays_a_graph_of_its_own_requests_as_under_fixed_verification(release):
+    upstream, patched = (found(release)[variant]["full"] for variant in ("upstream", "patched"))
+    assert patched["graphs"] == len(WITH_A_GRAPH)
+    for requests in range(1, 257):
+        before, now, fixed = (
+            answer[requests - 1] for answer in (upstream["replayed"], patched["replayed"], patched["fixed"])
+        )
+        assert before[1] == min(before[0], 256), "upstream's graph has as many requests as tokens"
+        if requests in WITH_A_GRAPH:
+            assert now == fixed == [8 * requests, requests]
+        else:
+            assert now[1] == min(now[0], 256)
+
+
+def test_no_other_batch_replays_it(release):
+    """Neither one of which a draft was trimmed nor one with a prefill, and its sizes are no one else's to profile."""
+    upstream, patched = (found(release)[variant] for variant in ("upstream", "patched"))
+    for tokens, requests in patched["full"]["trimmed"]:
+        assert requests == min(tokens, 256)
+    assert patched["full"]["prefilling"] == upstream["full"]["prefilling"]
+    assert patched["full"]["profiled"] == patched["graphs"]["adaptive"]
+
+
+def test_data_parallel_engines_keep_upstreams_graphs(release):
+    assert found(release)["patched"]["full"]["of_two_engines"] == 0

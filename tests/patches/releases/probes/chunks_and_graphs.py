@@ -4,7 +4,8 @@ usage: chunks_and_graphs.py VERSION SEED COUNT
 
 Prints, for `upstream` and `patched` each, the `chunks` of the sampler (how many random batches of several chunks were
 sampled, of them how many as in one chunk and as fixed verification samples them, and what a batch of which a draft was
-trimmed ended with), and the sizes of captured `graphs`: fixed, adaptive, and adaptive where a user gave sizes.
+trimmed ended with), and the sizes of captured `graphs`: fixed, adaptive, and adaptive where a user gave sizes. With it
+`full`: requests in the graph that a full batch of 1, 2, 3 ... requests replays, and what else there is to know of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 
 version, *numbers = sys.argv[1:]
 release.interpret()
-for patch in ("chunked-full-budgets", "coarser-capture-grid"):
+for patch in ("chunked-full-budgets", "coarser-capture-grid", "full-batch-graphs"):
     release.install(version, "cuda-hopper", patch)
 
 from vllm.config import compilation  # noqa: E402
@@ -35,10 +36,17 @@ DRAFTS, VOCABULARY, REQUESTS = 3, 16, 6
 CHUNK_ROWS = 9
 MODE = compilation.CUDAGraphMode.FULL_DECODE_ONLY
 SERVED, SERVED_DRAFTS, LARGEST = 256, 7, 2048
+WIDTH = SERVED_DRAFTS + 1
 """Requests, drafts and largest graph of the server whose graphs are counted."""
 GIVEN = [8, 1000, 1016]
 
 Method = Callable[..., Any]
+
+CAPTURE: tuple[Any, ...] = (
+    configuration.VllmConfig._set_cudagraph_sizes,
+    cudagraph_utils.CudaGraphManager._init_candidates,
+)
+"""Methods that decide which graphs there are, ours, which know upstream's."""
 
 
 def sampler(*, adaptive: bool) -> Any:
@@ -118,8 +126,9 @@ def chunks(verify: Method, seed: int, count: int) -> dict[str, Any]:
     return found
 
 
-def captured(set_sizes: Method, mode: str, given: list[int] | None = None) -> list[int]:
-    """Sizes of the decode graphs, ascending."""
+def graphs(variant: str, mode: str, given: list[int] | None = None, *, engines: int = 1) -> Any:
+    """A graph manager that says it has captured what it would."""
+    set_sizes, add_graphs = (method if variant == "patched" else method.__wrapped__ for method in CAPTURE)
     speculation = SimpleNamespace(
         enable_adaptive_verification=mode == "adaptive",
         uses_dynamic_speculative_decoding=lambda: False,
@@ -135,9 +144,9 @@ def captured(set_sizes: Method, mode: str, given: list[int] | None = None) -> li
         speculative_config=speculation,
         performance_mode="balanced",
         num_speculative_tokens=SERVED_DRAFTS,
-        uniform_decode_query_len=SERVED_DRAFTS + 1,
+        uniform_decode_query_len=WIDTH,
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=engines),
     )
     set_sizes(config)
     manager: Any = object.__new__(cudagraph_utils.CudaGraphManager)
@@ -146,33 +155,66 @@ def captured(set_sizes: Method, mode: str, given: list[int] | None = None) -> li
         compilation_config=compilation_config,
         cudagraph_mode=MODE,
         max_num_reqs=SERVED,
-        decode_query_len=SERVED_DRAFTS + 1,
+        decode_query_len=WIDTH,
         varlen_decode=mode == "adaptive",
         lora_capture_cases=[0],
         ubatch_runner=None,
         device=torch.device("cpu"),
         _candidates={},
         _capture_descs={},
+        _lora_dispatch_map={},
+        _max_lora_case=0,
+        _graphs_captured=True,
     )
-    manager._init_candidates()
-    (graphs,) = manager._capture_descs.values()
-    return sorted(graph.num_tokens for graph in graphs)
+    add_graphs(manager)
+    (descriptions,) = manager._capture_descs.values()
+    assert descriptions == sorted(descriptions, key=lambda each: -each.num_tokens), (
+        "upstream captures the largest first"
+    )
+    manager.graphs = dict.fromkeys(descriptions)
+    return manager
+
+
+def captured(*how: Any) -> list[int]:
+    """Tokens of the decode graphs that any batch may replay, ascending."""
+    return sorted(
+        graph.num_tokens for graph in graphs(*how).graphs if not graph.uniform_token_count or how[1] == "fixed"
+    )
+
+
+def full_batches(variant: str) -> dict[str, Any]:
+    """What full batches replay, and that nothing else does."""
+    manager, fixed = graphs(variant, "adaptive"), graphs(variant, "fixed")
+
+    def requests_in_graph(of: Any, requests: int, trimmed: int, longest: int | None = WIDTH) -> list[int]:
+        tokens = WIDTH * requests - trimmed
+        graph = of.dispatch(requests, tokens, None if trimmed else WIDTH, 0, max_query_len=longest)
+        return [graph.num_tokens, graph.num_reqs]
+
+    numbers = range(1, SERVED + 1)
+    uniform = [graph for graph in manager.graphs if graph.uniform_token_count]
+    return {
+        "replayed": [requests_in_graph(manager, number, 0) for number in numbers],
+        "trimmed": [requests_in_graph(manager, number, 1) for number in numbers],
+        "prefilling": [requests_in_graph(manager, number, 0, None) for number in numbers],
+        "fixed": [requests_in_graph(fixed, number, 0) for number in numbers],
+        "graphs": len(uniform),
+        "profiled": manager.captured_token_counts() if variant == "patched" else None,
+        "of_two_engines": sum(bool(g.uniform_token_count) for g in graphs(variant, "adaptive", engines=2).graphs),
+    }
 
 
 logging.disable(logging.WARNING)
 verify_in_chunks = rejection_sampler.RejectionSampler._verify_in_chunks
-set_cudagraph_sizes = configuration.VllmConfig._set_cudagraph_sizes
 answers = {}
-for variant, verify, set_sizes in (
-    ("upstream", verify_in_chunks.__wrapped__, set_cudagraph_sizes.__wrapped__),
-    ("patched", verify_in_chunks, set_cudagraph_sizes),
-):
+for variant, verify in (("upstream", verify_in_chunks.__wrapped__), ("patched", verify_in_chunks)):
     answers[variant] = {
         "chunks": chunks(verify, *map(int, numbers)),
         "graphs": {
-            "fixed": captured(set_sizes, "fixed"),
-            "adaptive": captured(set_sizes, "adaptive"),
-            "given": captured(set_sizes, "adaptive", GIVEN),
+            "fixed": captured(variant, "fixed"),
+            "adaptive": captured(variant, "adaptive"),
+            "given": captured(variant, "adaptive", GIVEN),
         },
+        "full": full_batches(variant),
     }
 print(json.dumps(answers))
