@@ -262,6 +262,8 @@ LEDGER: tuple[Patch, ...] = (
             f"{_CONFIG}._validate_adaptive_verification",
             "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
             "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p",
+            "vllm._custom_ops:create_onednn_mm",
+            "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
         ),
         bound_in={
             f"{_ATTENTION}:get_varlen_cudagraph_unsupported_backend": (_ADAPTIVE,),

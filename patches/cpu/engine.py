@@ -11,7 +11,9 @@ between them and a CPU is assumptions, one hook each:
   eagerly;
 - attention returns its output buffer unwritten in warm-up, and what lies there may be NaN: it is zeroed;
 - top-k and top-p are cut by a Triton kernel wherever there is Triton, and the interpreter cannot run it (its loop
-  counts in Python's integers, which have no `to`): upstream's PyTorch path for CPUs without Triton is taken.
+  counts in Python's integers, which have no `to`): upstream's PyTorch path for CPUs without Triton is taken;
+- oneDNN keeps a compiled product for each number of rows, up to 1,024 of a third of a MiB each, and every layer up to
+  32 more. Batches come in all sizes, so a server went on growing for hours. It keeps 128, and a layer its last.
 
 The interpreter's own gaps are in `patches.cpu.interpreter`. Delete this when upstream's CPU platform serves adaptive
 verification by itself.
@@ -19,6 +21,7 @@ verification by itself.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -32,6 +35,9 @@ from patches.install import Hook, replace_everywhere
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
+
+PRODUCTS = 128
+"""Compiled matrix products that oneDNN keeps; a batch needs about ten, one for each shape of a layer's weights."""
 
 
 def _allow_without_graphs(config_module: ModuleType) -> None:
@@ -104,6 +110,18 @@ def _cut_top_k_top_p_in_torch(sampler_module: ModuleType) -> None:
     sampler_module.HAS_TRITON = False  # type: ignore[attr-defined]
 
 
+def _keep_few_products(operators_module: ModuleType) -> None:
+    # oneDNN reads it at the first product, which is later than this import.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRODUCTS))
+    create = operators_module.create_onednn_mm
+
+    def create_with_one_product(weight: Any, _kept: int = 1) -> Any:
+        """Upstream's handler of a layer's products; however many are asked for, it keeps the last one used."""
+        return create(weight, 1)
+
+    operators_module.create_onednn_mm = create_with_one_product  # type: ignore[attr-defined]
+
+
 HOOKS: Mapping[str, Hook] = {
     **interpreter.HOOKS,
     "vllm.config.vllm": _allow_without_graphs,
@@ -111,4 +129,5 @@ HOOKS: Mapping[str, Hook] = {
     _ADAPTIVE: _plan_without_capture,
     "vllm.v1.sample.ops.topk_topp_sampler": _cut_top_k_top_p_in_torch,
     "vllm.v1.attention.backends.cpu_attn": _write_attention_output_in_warm_up,
+    "vllm._custom_ops": _keep_few_products,
 }
