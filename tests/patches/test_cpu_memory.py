@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 
 
 def growth(variant: str) -> int:
-    """MiB that batches of 31 to 300 rows add to those of 1 to 30."""
+    """MiB that batches of 31 to 120 rows add to those of 1 to 30."""
     result = subprocess.run(
         [sys.executable, str(HERE / "matrix_products.py"), variant],
         env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "VLLM_PLUGINS": ""},
