@@ -239,6 +239,8 @@ LEDGER: tuple[Patch, ...] = (
             "vllm.v1.worker.gpu.cudagraph_utils:_is_compatible",
             "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor",
             f"{_RUNNER}:GPUModelRunner.gather_batch_req_state",
+            "vllm.v1.worker.utils:get_uniform_decode_token_count",
+            "vllm.v1.worker.utils:is_uniform_query_len",
         ),
         switchable=True,
     ),

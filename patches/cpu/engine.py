@@ -115,7 +115,7 @@ def _keep_few_products(operators_module: ModuleType) -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRODUCTS))
     create = operators_module.create_onednn_mm
 
-    def create_with_one_product(weight: Any, _kept: int = 1) -> Any:
+    def create_with_one_product(weight: Any, primitive_cache_size: int = 1) -> Any:  # noqa: ARG001
         """Upstream's handler of a layer's products; however many are asked for, it keeps the last one used."""
         return create(weight, 1)
 

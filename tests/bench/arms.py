@@ -312,7 +312,9 @@ class Engine:
         return self.log.read_text(errors="replace")[-characters:]
 
     def stop(self) -> None:
-        """End the child and every process it started."""
+        """End the child and every process it started; once, since its number may be another's later."""
+        if self._answers.closed:
+            return
         if self._process.stdin is not None:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 self._process.stdin.close()

@@ -445,7 +445,7 @@ def machine() -> Iterator[tuple[str, str]]:
             check=True,
         )
         yield "driver", driver.stdout.split()[0]  # a line for each GPU
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, IndexError):
         yield "driver", "unknown"
 
 

@@ -69,5 +69,10 @@ def test_no_other_batch_replays_it(release):
     assert patched["full"]["profiled"] == patched["graphs"]["adaptive"]
 
 
+def test_a_profile_of_the_two_largest_graphs_replays_no_other(release):
+    """Upstream profiles the costs of these two as well, to see how much memory all will take."""
+    assert found(release)["patched"]["full"]["largest_alone"] == [True, True]
+
+
 def test_data_parallel_engines_keep_upstreams_graphs(release):
     assert found(release)["patched"]["full"]["of_two_engines"] == 0

@@ -175,10 +175,26 @@ def graphs(variant: str, mode: str, given: list[int] | None = None, *, engines: 
     return manager
 
 
-def captured(*how: Any) -> list[int]:
-    """Tokens of the decode graphs that any batch may replay, ascending."""
-    return sorted(
-        graph.num_tokens for graph in graphs(*how).graphs if not graph.uniform_token_count or how[1] == "fixed"
+def captured(variant: str, mode: str, given: list[int] | None = None) -> list[int]:
+    """Tokens of the decode graphs that a batch of any shape may replay, ascending; under fixed ones all are uniform."""
+    every = graphs(variant, mode, given).graphs
+    return sorted(graph.num_tokens for graph in every if mode == "fixed" or graph.uniform_token_count is None)
+
+
+def largest_alone(variant: str, tokens: int) -> bool:
+    """Whether every graph that a profile of the two largest graphs asks for is one of them, as upstream asserts.
+
+    Args:
+        variant: Whose graphs.
+        tokens: Most tokens of a batch. A dummy batch has at most as many requests as that has full ones.
+    """
+    manager = graphs(variant, "adaptive", [*GIVEN[:1], tokens // WIDTH * WIDTH, tokens])
+    manager.graphs = dict.fromkeys(list(manager.graphs)[:2])
+    requests = tokens // WIDTH
+    return all(
+        manager.dispatch(requests, count, WIDTH if count == requests * WIDTH else None, 0, max_query_len=WIDTH)
+        in manager.graphs
+        for count in manager.captured_token_counts()
     )
 
 
@@ -200,6 +216,7 @@ def full_batches(variant: str) -> dict[str, Any]:
         "fixed": [requests_in_graph(fixed, number, 0) for number in numbers],
         "graphs": len(uniform),
         "profiled": manager.captured_token_counts() if variant == "patched" else None,
+        "largest_alone": [largest_alone(variant, tokens) for tokens in (496, 500)],
         "of_two_engines": sum(bool(g.uniform_token_count) for g in graphs(variant, "adaptive", engines=2).graphs),
     }
 
