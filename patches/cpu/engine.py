@@ -12,8 +12,9 @@ between them and a CPU is assumptions, one hook each:
 - attention returns its output buffer unwritten in warm-up, and what lies there may be NaN: it is zeroed;
 - top-k and top-p are cut by a Triton kernel wherever there is Triton, and the interpreter cannot run it (its loop
   counts in Python's integers, which have no `to`): upstream's PyTorch path for CPUs without Triton is taken;
-- oneDNN keeps a compiled product for each number of rows, up to 1,024 of a third of a MiB each, and every layer up to
-  32 more. Batches come in all sizes, so a server went on growing for hours. It keeps 128, and a layer its last.
+- matrix products are compiled for each number of rows and kept, a third of a MiB each: up to 1,024 by oneDNN, as many
+  by PyTorch and 32 by every layer. Batches come in all sizes, so a server went on growing for hours. 128 are kept, and
+  by PyTorch half of that, and by a layer its last.
 
 The interpreter's own gaps are in `patches.cpu.interpreter`. Delete this when upstream's CPU platform serves adaptive
 verification by itself.
@@ -36,8 +37,8 @@ _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
 
-PRODUCTS = 128
-"""Compiled matrix products that oneDNN keeps; a batch needs about ten, one for each shape of a layer's weights."""
+KEPT_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "64"}
+"""Compiled matrix products that oneDNN and PyTorch keep; a batch needs about ten, one for each shape of weights."""
 
 
 def _allow_without_graphs(config_module: ModuleType) -> None:
@@ -111,8 +112,9 @@ def _cut_top_k_top_p_in_torch(sampler_module: ModuleType) -> None:
 
 
 def _keep_few_products(operators_module: ModuleType) -> None:
-    # oneDNN reads it at the first product, which is later than this import.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRODUCTS))
+    # They are read at the first product, which is later than this import.
+    for name, count in KEPT_PRODUCTS.items():
+        os.environ.setdefault(name, count)
     create = operators_module.create_onednn_mm
 
     def create_with_one_product(weight: Any, primitive_cache_size: int = 1) -> Any:  # noqa: ARG001
