@@ -7,6 +7,7 @@ client is asynchronous in name only and would freeze `/livez` for the whole load
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import subprocess
@@ -177,6 +178,10 @@ class Engine:
 
     async def close(self) -> None:
         """End vLLM's app. The engine itself is ended by `shutdown`."""
+        # vLLM ends its engine first and its reader of outputs after that, and the reader calls it a crash.
+        if (reader := self.client.output_handler) is not None:
+            reader.cancel()
+            await asyncio.wait([reader])
         if self._lifespan is not None:
             await self._lifespan.aclose()
             self._lifespan = None

@@ -177,7 +177,10 @@ def load(name: str) -> Profile:
         raise InputError(f"profile {path} is not text in UTF-8") from error
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
         known = ", ".join(bundled_names())
-        raise InputError(f"no profile '{name}': use one of {known}, or the path of your own .yaml file") from error
+        missing = "" if path.parent == PROFILES else ", for there is no such file"
+        raise InputError(
+            f"no profile '{name}'{missing}: use one of {known}, or the path of your own .yaml file"
+        ) from error
     except OSError as error:
         raise InputError(f"profile {path} cannot be read: {error.strerror}") from error
     try:

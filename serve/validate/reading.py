@@ -37,7 +37,8 @@ def read(directory: Path) -> Records:
     """
     if not (directory / RUN).is_file():
         raise InputError(
-            f"{directory} is no run of `dspark-serve validate`: it has no {RUN}; give the directory that the run wrote"
+            f"{directory} is no run of `dspark-serve validate` or `bench`: it has no {RUN}; "
+            "give the directory that the run wrote"
         )
     run = _record(directory / RUN, Run)
     protocol = run.protocol

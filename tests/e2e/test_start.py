@@ -77,6 +77,7 @@ def finishes_what_is_under_way(server: Server, stop: signal.Signals) -> None:
         assert under_way.result()["usage"]["completion_tokens"] == 200
         assert server.process.wait(60) == 0
     assert not any(map(is_left, family))
+    assert "Traceback" not in server.log.read_text(), "a stop that was asked for is no fault"
 
 
 def is_left(process: psutil.Process) -> bool:

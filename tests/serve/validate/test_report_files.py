@@ -149,7 +149,7 @@ def test_what_is_no_run_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        f"dspark-serve: {tmp_path} is no run of `dspark-serve validate`: it has no run.json; "
+        f"dspark-serve: {tmp_path} is no run of `dspark-serve validate` or `bench`: it has no run.json; "
         "give the directory that the run wrote\n"
     )
 
