@@ -514,7 +514,9 @@ def main() -> None:
     except InputError as error:
         code = complain(str(error))
     except TyperException as error:
-        code = complain(error.format_message())
+        context = getattr(error, "ctx", None)
+        remedy = f"; see {context.command_path} --help" if context is not None else ""
+        code = complain(error.format_message().removesuffix(".") + remedy)
     except (typer.Abort, KeyboardInterrupt):
         code = ExitCode.OK
     raise SystemExit(code or 0)

@@ -36,7 +36,19 @@ def test_an_unknown_profile_names_the_known_ones() -> None:
 
 
 def test_a_missing_profile_file_is_named() -> None:
-    assert "/nowhere/mine.yaml" in complaint("up", "/nowhere/mine.yaml")
+    assert "'/nowhere/mine.yaml', for there is no such file" in complaint("up", "/nowhere/mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (("up",), "Missing argument 'profile'; see dspark-serve up --help"),
+        (("bench", "--bogus"), "see dspark-serve bench --help"),
+        (("nonsense",), "No such command 'nonsense'; see dspark-serve --help"),
+    ],
+)
+def test_a_wrong_command_line_says_where_the_right_ones_are(words: tuple[str, ...], about: str) -> None:
+    assert about in complaint(*words)
 
 
 def test_a_profile_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
