@@ -118,7 +118,7 @@ def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together:
 
     Together saves time; one at a time leaves each start a quiet device but for idle ones.
     """
-    engines = {}
+    engines: dict[str, Engine] = {}
     waiting = list(arms)
     with contextlib.ExitStack() as ends:
         while waiting:
@@ -131,26 +131,25 @@ def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together:
             for arm in batch:
                 begun.append(Engine(arm, setting, run.folder / part))
                 ends.callback(begun[-1].stop)
-            for engine in begun:
-                try:
-                    ready = engine.wait_until_ready(min(START_S * patience(setting), run.left()))
-                except EngineError as error:
-                    say(error, "\n" + engine.tail())
-                    engine.stop()
-                    continue
-                engines[engine.arm.name] = engine
-                capture = re.findall(r"Graph capturing finished in (\d+) secs, took ([\d.]+) GiB", engine.tail(200_000))
-                run.record(
-                    "start",
-                    of=part,
-                    arm=engine.arm.name,
-                    size=setting.size,
-                    together=together,
-                    capture=capture,
-                    **ready,
-                )
-                say(f"{engine.arm.name}: ready in {ready['ready_s']} s, graphs {capture}")
+            engines |= {
+                engine.arm.name: engine for engine in begun if became_ready(run, part, engine, together=together)
+            }
         yield engines
+
+
+def became_ready(run: Run, part: str, engine: Engine, *, together: bool) -> bool:
+    """Wait for an engine that was begun and record its start; one that fails is ended at once."""
+    try:
+        ready = engine.wait_until_ready(min(START_S * patience(engine.setting), run.left()))
+    except EngineError as error:
+        say(error, "\n" + engine.tail())
+        engine.stop()
+        return False
+    name, size = engine.arm.name, engine.setting.size
+    capture = re.findall(r"Graph capturing finished in (\d+) secs, took ([\d.]+) GiB", engine.tail(200_000))
+    run.record("start", of=part, arm=name, size=size, together=together, capture=capture, **ready)
+    say(f"{name}: ready in {ready['ready_s']} s, graphs {capture}")
+    return True
 
 
 def profile_costs(run: Run, engines: dict[str, Engine]) -> None:

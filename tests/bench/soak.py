@@ -61,7 +61,7 @@ class Sample:
 def look(server: Server, began: float) -> Sample:
     """Measure every process of a server."""
     processes = server.descendants()
-    by_process = {_name(process): _mib_without_files(process) for process in processes}
+    by_process = {_name(process): mib_without_files(process) for process in processes}
     return Sample(
         seconds=time.monotonic() - began,
         mib=sum(by_process.values()),
@@ -75,7 +75,8 @@ def _name(process: psutil.Process) -> str:
     return f"{words[0].rsplit('/', 1)[-1] if words else process.name()} {process.pid}"
 
 
-def _mib_without_files(process: psutil.Process) -> float:
+def mib_without_files(process: psutil.Process) -> float:
+    """A process's resident memory that no file stands behind."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     return sum(int(status.partition(f"{kind}:")[2].split()[0]) for kind in ("RssAnon", "RssShmem")) / 1024
 
