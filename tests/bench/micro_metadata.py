@@ -1,7 +1,8 @@
 """`python -m tests.bench.micro_metadata`: the sparse indexer's decode metadata by upstream's code and by one kernel.
 
-Prints a JSON line for each comparison with the reference, then one for every number of requests: microseconds until
-the device is done, and until the host may go on. Each as soon as it is there, and all from one process, since
+Prints a JSON line for each comparison with the reference, then in every round one for each number of requests:
+microseconds until the device is done, and until the host may go on. A host slows down for seconds at a time, more than
+the batches differ, so one round says little. Each line comes as soon as it is there, and all from one process, since
 importing vLLM takes longer than any of them.
 """
 
@@ -21,6 +22,7 @@ from tests.bench.arms import REPOSITORY
 PROBE = REPOSITORY / "tests/patches/releases/probes/ragged_metadata.py"
 BATCHES = ((1, 8, 64), (16, 8, 64), (32, 8, 64), (64, 8, 64), (128, 4, 64), (128, 8, 64), (128, 8, 2048))
 """(requests, tokens of each, pages of a block table)"""
+ROUNDS = 9
 
 
 def main() -> None:
@@ -32,7 +34,7 @@ def main() -> None:
         environment["TRITON_INTERPRET"] = "1"
     checks = (("adaptive", 0, 1000), ("replay", 1, 200)) if on_gpu else (("adaptive", 0, 20),)
     batches = BATCHES if on_gpu else BATCHES[1:2]
-    tasks = [*checks, *(("time", *batch) for batch in batches)]
+    tasks = [*checks, *(("time", *batch) for _ in range(ROUNDS if on_gpu else 1) for batch in batches)]
     words = " then ".join(" ".join(map(str, task)) for task in tasks).split()
     command = [sys.executable, str(PROBE), vllm_release(), name, "ragged-metadata-kernel", *words]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

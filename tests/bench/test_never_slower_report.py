@@ -76,6 +76,30 @@ def test_what_a_start_and_a_coarser_grid_cost_is_stated():
     assert "| throughput, full, 4 requests, patched / upstream's grid | at least 0.99 | 0.990 | yes |" in text
 
 
+def test_a_slow_round_of_a_micro_benchmark_decides_nothing():
+    def cost(wall: float, host: float) -> dict[str, float]:
+        return {"wall_us": wall, "enqueue_us": host}
+
+    rows = [
+        {"run": "1", "part": "micro", "of": "metadata", "requests": 16, "tokens": 8, "pages": 64}
+        | {
+            "costs": {
+                "uniform, upstream": cost(80 * slow, 70),
+                "uniform, one kernel": cost(28 * slow, 20),
+                "ragged, one kernel": cost(30 * slow, 20 * slow),
+            }
+        }
+        for slow in (1.0, 1.0, 3.0)
+    ]
+    text = "\n".join(report.criteria_section(rows) + report.micro_section(rows))
+    assert "| ragged metadata, 16 to 128 requests, wall us | at most 60 | 30.0 | yes |" in text
+    assert "| ragged metadata, 16 to 128 requests, host us | at most 25 | 20.0 | yes |" in text
+    assert "| even metadata, patched / upstream, wall | at most 1 | 0.35 | yes |" in text
+    assert "30.0 (30.0 to 90.0) / 20.0 (20.0 to 60.0) |" in text
+    one = "\n".join(report.micro_section(rows[:1]))
+    assert "| 16 x 8, 64 | 80.0 / 70.0 | 28.0 / 20.0 | 30.0 / 20.0 |" in one
+
+
 def test_a_run_goes_on_where_another_ended(tmp_path):
     raw = tmp_path / "raw.jsonl"
     assert Run(raw, tmp_path).rounds_left("overhead", ["fixed"], [CELL], 3) == 3
