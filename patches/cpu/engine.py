@@ -12,9 +12,9 @@ between them and a CPU is assumptions, one hook each:
 - attention returns its output buffer unwritten in warm-up, and what lies there may be NaN: it is zeroed;
 - top-k and top-p are cut by a Triton kernel wherever there is Triton, and the interpreter cannot run it (its loop
   counts in Python's integers, which have no `to`): upstream's PyTorch path for CPUs without Triton is taken;
-- matrix products are compiled for each number of rows and kept, a third of a MiB each: up to 1,024 by oneDNN, as many
-  by PyTorch and 32 by every layer. Batches come in all sizes, so a server went on growing for hours. 128 are kept, and
-  by PyTorch half of that, and by a layer its last.
+- matrix products are compiled for each number of rows and kept, a quarter to half a MiB each: up to 1,024 by vLLM's
+  oneDNN, twice as many by PyTorch, and 32 by every layer. Batches come in all sizes, so a server went on growing for
+  hours. Each of them keeps 16 here, and a layer its last; to compile one takes a small part of an interpreted step.
 
 The interpreter's own gaps are in `patches.cpu.interpreter`. Delete this when upstream's CPU platform serves adaptive
 verification by itself.
@@ -37,8 +37,10 @@ _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
 
-KEPT_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "64"}
-"""Compiled matrix products that oneDNN and PyTorch keep; a batch needs about ten, one for each shape of weights."""
+KEPT_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
+"""Compiled matrix products that either oneDNN and PyTorch keep; a batch needs about ten, one for each shape of weights.
+
+Few, so that they are all there soon and memory is level: with 128 a server still grew after 50 minutes."""
 
 
 def _allow_without_graphs(config_module: ModuleType) -> None:
