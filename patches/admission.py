@@ -30,4 +30,5 @@ def eligible_drafts(
         [requests] the scheduled drafts, or 0 where the first row of the step lies within the prefill.
     """
     first_row = computed_tokens + scheduled_tokens - scheduled_drafts - 1
-    return np.where(first_row < prefill_tokens, 0, scheduled_drafts).astype(np.int32)
+    eligible: NDArray[np.int32] = np.multiply(scheduled_drafts, first_row >= prefill_tokens, dtype=np.int32)
+    return eligible

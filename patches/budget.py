@@ -32,8 +32,10 @@ def survival_probabilities(confidences: NDArray[np.floating]) -> NDArray[np.floa
         [requests, steps], never rising along a request. Broken confidences count as `patches.ranking` counts them: NaN
         as 0, others as the nearer bound.
     """
-    sane = np.clip(np.nan_to_num(confidences, nan=0.0), 0.0, 1.0)
-    return np.cumprod(sane, axis=1, dtype=np.float64)
+    # `fmax` prefers the number to NaN.
+    sane = np.fmin(np.fmax(confidences, 0.0), 1.0)
+    survival: NDArray[np.float64] = sane.cumprod(axis=1, dtype=np.float64)
+    return survival
 
 
 def full_budget(eligible: NDArray[np.integer], max_budget: int | None) -> int:
@@ -75,12 +77,17 @@ def choose_budget(
         A budget from 0 to `full_budget`, or every draft. The smallest one among equals.
     """
     requests, steps = survival.shape
-    slots = np.arange(steps)[None, :] < eligible[:, None]
-    budgets = np.arange(full_budget(eligible, max_budget) + 1)
-    every_draft = full_budget(eligible, None)
-    if full_is_allowed and every_draft > budgets[-1]:
-        budgets = np.append(budgets, every_draft)
-    scores = np.sort(survival[slots])[::-1]
-    expected_tokens = sampling_requests + np.concatenate(([0.0], np.cumsum(scores)))[budgets]
-    milliseconds = costs.draft_ms[requests] + costs.verify_ms[other_tokens + budgets]
-    return int(budgets[np.argmax(expected_tokens / milliseconds)])
+    scores = survival[np.arange(steps) < eligible[:, None]]
+    scores[::-1].sort()  # best first
+    every_draft = scores.size
+    bound = min(every_draft, max(0, max_budget))
+    largest = every_draft if full_is_allowed else bound
+    expected_tokens = np.empty(largest + 1)
+    expected_tokens[0] = 0.0
+    np.cumsum(scores[:largest], out=expected_tokens[1:])
+    expected_tokens += sampling_requests
+    milliseconds = costs.verify_ms[other_tokens : other_tokens + largest + 1] + costs.draft_ms[requests]
+    rates = expected_tokens / milliseconds
+    best = int(rates[: bound + 1].argmax())
+    # Between the bound and every draft no budget is allowed.
+    return largest if largest > bound and rates[largest] > rates[best] else best

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from vllm.config.vllm import get_current_vllm_config_or_none
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.v1.worker.gpu.buffer_utils import UvaBufferPool
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from patches import confidence_ring, consensus, full_budgets, ranking, step_costs, unbound_budget
@@ -99,6 +100,11 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             else None
         )
         self._takes_shortcut = is_applied(unbound_budget.PATCH_ID)
+        # What the host worked out for a step lies where the device can read it, as upstream's own inputs do, in as many
+        # places as there can be steps under way. Each of these is written once a step.
+        self._batches = UvaBufferPool(3 * slots, torch.int32)
+        self._logit_ends = UvaBufferPool(slots + 1, torch.int32)
+        self._token_ends = UvaBufferPool(slots + 1, torch.int32)
         self._chunks_full_budgets = is_applied(full_budgets.PATCH_ID)
         self._prices_requests = is_applied(step_costs.PATCH_ID)
         config = get_current_vllm_config_or_none()
@@ -179,16 +185,22 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             draft_tokens: Request id -> scheduled drafts.
         """
         request_ids = list(num_tokens_per_req)
-        scheduled_tokens = _counts(num_tokens_per_req.values())
-        scheduled_drafts = _counts(len(draft_tokens.get(request_id, ())) for request_id in request_ids)
-        other_tokens = scheduled_tokens - scheduled_drafts
+        count = len(request_ids)
         states = self.req_states
-        slots = _counts(states.req_id_to_index[request_id] for request_id in request_ids)
+        batch = np.empty((3, count), dtype=np.int32)
+        slots, eligible, other_tokens = batch
+        slots[:] = [states.req_id_to_index[request_id] for request_id in request_ids]
+        scheduled_tokens = np.fromiter(num_tokens_per_req.values(), dtype=np.int32, count=count)
+        scheduled_drafts = np.array([len(draft_tokens.get(request_id, ())) for request_id in request_ids], np.int32)
+        np.subtract(scheduled_tokens, scheduled_drafts, out=other_tokens)
         computed = states.num_computed_tokens_np[slots]
         prefill = states.prefill_len.np[slots]
-        eligible = eligible_drafts(scheduled_drafts, scheduled_tokens, computed, prefill)
+        eligible[:] = eligible_drafts(scheduled_drafts, scheduled_tokens, computed, prefill)
+        eligible_by_id = dict(zip(request_ids, eligible.tolist(), strict=True))
+        others_by_id: dict[str, int] = dict(zip(request_ids, other_tokens.tolist(), strict=True))
+        num_others = sum(others_by_id.values())
 
-        max_budget = self._max_total_logits - len(request_ids) * self.num_bonus_tokens
+        max_budget = self._max_total_logits - count * self.num_bonus_tokens
         if self.mode is Mode.FIXED:
             budget = full_budget(eligible, None if self._chunks_full_budgets else max_budget)
         else:
@@ -198,26 +210,21 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
                 survival_probabilities(known[slots]),
                 eligible,
                 sampling_requests=int(np.count_nonzero(computed + other_tokens >= prefill)),
-                other_tokens=int(other_tokens.sum()),
+                other_tokens=num_others,
                 max_budget=max_budget,
                 full_is_allowed=self._chunks_full_budgets,
                 costs=CostTables(*self.cost_tables),
             )
-        eligible_by_id = dict(zip(request_ids, eligible.tolist(), strict=True))
         self.plan = StepPlan(
             budget,
             eligible_by_id,
             self.mode,
             scheduled=int(scheduled_drafts.sum()),
             row={request_id: row for row, request_id in enumerate(request_ids)},
-            batch=np.stack((slots, eligible, other_tokens)),
+            batch=batch,
         )
-        self._batch_budget = (
-            eligible_by_id,
-            dict(zip(request_ids, other_tokens.tolist(), strict=True)),
-            budget,
-        )
-        return int(other_tokens.sum()) + budget
+        self._batch_budget = (eligible_by_id, others_by_id, budget)
+        return num_others + budget
 
     def compact_batch(
         self,
@@ -261,12 +268,16 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
         if self._takes_shortcut and unbound_budget.split_is_known(budget=plan.budget, eligible=eligible):
             _, drafts, others = plan.in_order(req_ids)
             admitted = drafts if plan.budget else np.zeros_like(drafts)
-            unbound_budget.upload_ends(admitted + bonus, self._cu_num_logits)
+            logit_ends = unbound_budget.running_sums(admitted + bonus)
+            self._logit_ends.copy_to_gpu(logit_ends, self._cu_num_logits[: logit_ends.size])
             if not unbound_budget.host_boundaries_are_exact(budget=plan.budget, scheduled=plan.scheduled):
-                unbound_budget.upload_boundaries(admitted + others, self.query_start_loc)
+                boundaries = self.query_start_loc
+                token_ends = unbound_budget.padded_boundaries(admitted + others, boundaries.shape[0] - 1)
+                self._token_ends.copy_to_gpu(token_ends, boundaries)
             result = self._boundaries(len(req_ids), plan.budget)
         elif self._ranking is not None:
-            self._ranking.allot(plan.in_order(req_ids), budget=plan.budget, bonus_tokens=bonus)
+            batch = self._batches.copy_to_uva(plan.in_order(req_ids).reshape(-1))
+            self._ranking.allot(batch, budget=plan.budget, bonus_tokens=bonus)
             result = self._boundaries(len(req_ids), plan.budget)
         else:
             result = super().reallocate_drafts(req_ids, idx_mapping)

@@ -24,13 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
-from patches.host_upload import upload
 from patches.install import Hook
 from patches.kernel_launch import Launcher
 
@@ -129,13 +126,13 @@ class Ranking:
         """
         self._confidences, self._logit_ends, self._token_ends = confidences, logit_ends, token_ends
         self._max_requests, self._steps = confidences.shape
-        self._batch = torch.empty(3 * self._max_requests, dtype=torch.int32, device=confidences.device)
         self.admitted = torch.zeros(self._max_requests, dtype=torch.int32, device=confidences.device)
         """[max requests] drafts admitted in the last step that ranked, in the batch's order."""
         self._launcher = Launcher(_allot_kernel)
         requests = 1
         while requests <= self._max_requests:
-            self.allot(np.zeros((3, requests), dtype=np.int32), budget=0, bonus_tokens=0)
+            nothing = torch.zeros(3 * requests, dtype=torch.int32, device=confidences.device)
+            self.allot(nothing, budget=0, bonus_tokens=0)
             requests = _rounded(requests) + 1
 
     @staticmethod
@@ -143,22 +140,22 @@ class Ranking:
         """Whether one program holds a full batch."""
         return bool(_rounded(max_requests) * triton.next_power_of_2(steps) <= _MAX_DRAFTS)
 
-    def allot(self, batch: NDArray[np.int32], *, budget: int, bonus_tokens: int) -> None:
+    def allot(self, batch: torch.Tensor, *, budget: int, bonus_tokens: int) -> None:
         """Admit the `budget` drafts of highest survival, and write the boundaries of the batch.
 
         Args:
-            batch: [3, requests] slots, drafts that may be admitted, and tokens that are not drafts; contiguous.
+            batch: [3 x requests] int32, readable on the device until the launch is done: the slots, the drafts that
+                may be admitted, and the tokens that are not drafts, of every request.
             budget: Drafts to admit, at most the sum of those that may be.
             bonus_tokens: Logits of each request besides its drafts'.
         """
-        requests = batch.shape[1]
-        upload(batch.reshape(-1), self._batch[: batch.size])
+        requests = batch.shape[0] // 3
         rows, columns = _rounded(requests), triton.next_power_of_2(self._steps)
         self._launcher.launch(
             1,
             (
                 self._confidences,
-                self._batch,
+                batch,
                 self.admitted,
                 self._logit_ends,
                 self._token_ends,

@@ -24,10 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from patches.host_upload import upload
 from patches.install import Hook
 
 PATCH_ID = "unbound-budget-shortcut"
@@ -53,22 +51,22 @@ def host_boundaries_are_exact(*, budget: int, scheduled: int) -> bool:
     return budget in (0, scheduled)
 
 
-def upload_ends(counts: NDArray[np.int32], out: torch.Tensor) -> None:
-    """Write 0 and the running sums of `counts` ([n]) to the first n + 1 elements of `out` (int32)."""
+def running_sums(counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """[n + 1] 0 and the running sums of `counts` ([n]): where each request's rows end."""
     ends = np.zeros(counts.size + 1, dtype=np.int32)
     np.cumsum(counts, out=ends[1:])
-    upload(ends, out[: ends.size])
+    return ends
 
 
-def upload_boundaries(counts: NDArray[np.int32], out: torch.Tensor) -> None:
-    """Write 0, the running sums of `counts` ([n]) and, behind them, their total to all of `out` (int32).
+def padded_boundaries(counts: NDArray[np.int32], requests: int) -> NDArray[np.int32]:
+    """[requests + 1] 0, the running sums of `counts` ([n]) and, behind them, their total.
 
     Kernels read boundaries of padding requests too: they are empty and end where the batch does.
     """
-    ends = np.full(out.shape[0], counts.sum(), dtype=np.int32)
+    ends = np.full(requests + 1, counts.sum(), dtype=np.int32)
     ends[0] = 0
     np.cumsum(counts, out=ends[1 : counts.size + 1])
-    upload(ends, out)
+    return ends
 
 
 HOOKS: Mapping[str, Hook] = {}

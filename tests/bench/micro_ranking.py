@@ -81,7 +81,8 @@ def compare(requests: int, steps: int, plain_ranking: Callable[..., None]) -> di
     slots = torch.arange(requests, device=DEVICE)
     tokens = dict.fromkeys(ids, steps + 1)
     drafts = dict.fromkeys(ids, steps)
-    ours.get_num_tokens(tokens, {i: [7] * steps for i in ids})
+    drafted = {i: [7] * steps for i in ids}
+    ours.get_num_tokens(tokens, drafted)
     binding = replace(ours.plan, budget=budget)
     unbound = replace(ours.plan, budget=requests * steps)
 
@@ -96,7 +97,7 @@ def compare(requests: int, steps: int, plain_ranking: Callable[..., None]) -> di
     expected, got = reallocate_theirs(budget), reallocate_ours(binding)
     equal = all(torch.equal(a, b) for a, b in zip(expected[:2], got[:2], strict=True))
     capacities = torch.full((requests,), steps, dtype=torch.int32, device=DEVICE)
-    batch = binding.in_order(ids)
+    batch = ours._batches.copy_to_uva(binding.in_order(ids).reshape(-1))
     return {
         "equal": equal,
         "costs": costs(
@@ -107,6 +108,8 @@ def compare(requests: int, steps: int, plain_ranking: Callable[..., None]) -> di
                 "reallocate, ours": lambda: reallocate_ours(binding),
                 "reallocate unbound, upstream": lambda: reallocate_theirs(requests * steps),
                 "reallocate unbound, ours": lambda: reallocate_ours(unbound),
+                "plan, upstream": lambda: theirs.get_num_tokens(tokens, drafted),
+                "plan, ours": lambda: ours.get_num_tokens(tokens, drafted),
             }
         ),
     }

@@ -26,7 +26,7 @@ def test_it_admits_and_adds_up_as_the_reference_does(slots, steps):
         batch = random_batch(rng, slots, steps, requests)
         where, drafts, others = batch
         budget = int(rng.integers(0, drafts.sum() + 1))
-        ranking.allot(batch, budget=budget, bonus_tokens=1)
+        ranking.allot(torch.from_numpy(batch.reshape(-1)).cuda(), budget=budget, bonus_tokens=1)
         expected = best(survivals(confidences[where]), drafts, budget)
         assert ranking.admitted[:requests].tolist() == expected.tolist()
         assert logit_ends[: requests + 1].tolist() == ends(expected + 1)

@@ -41,7 +41,7 @@ def main(seed: int, count: int) -> list[str]:
             batch = random_batch(rng, slots, steps, requests)
             where, drafts, others = batch
             budget, bonus = int(rng.integers(0, drafts.sum() + 1)), int(rng.integers(0, 3))
-            ranking.allot(batch, budget=budget, bonus_tokens=bonus)
+            ranking.allot(torch.from_numpy(batch.reshape(-1)), budget=budget, bonus_tokens=bonus)
 
             expected = best(survivals(confidences[where]), drafts, budget)
             case = f"{shape}, {requests} requests, budget {budget}"

@@ -55,6 +55,11 @@ def manager_module():
         survey(release=release, hardware_name=hardware, vllm_root=vllm_root(), switched_off=switched_off_ids())
     )
     assert {"adaptive-manager", "tp-consensus"} <= set(installed.applied), installed.decisions
+    from vllm.v1.worker.cpu.buffer_utils import UvaBuffer
+    from vllm.v1.worker.gpu import buffer_utils
+
+    # Upstream's own stand-in for pinned memory, and that there is any.
+    buffer_utils.UvaBuffer, buffer_utils.is_uva_available = UvaBuffer, lambda: True
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
     assert adaptive_verification.AdaptiveVerificationManager.__module__ == "patches.manager"
