@@ -80,14 +80,17 @@ def choose_budget(
     scores = survival[np.arange(steps) < eligible[:, None]]
     scores[::-1].sort()  # best first
     every_draft = scores.size
-    bound = min(every_draft, max(0, max_budget))
+    bound = full_budget(eligible, max_budget)
     largest = every_draft if full_is_allowed else bound
     expected_tokens = np.empty(largest + 1)
     expected_tokens[0] = 0.0
     np.cumsum(scores[:largest], out=expected_tokens[1:])
     expected_tokens += sampling_requests
     milliseconds = costs.verify_ms[other_tokens : other_tokens + largest + 1] + costs.draft_ms[requests]
+    assert milliseconds.size == largest + 1, "a slice of too short a table is silently shorter"
     rates = expected_tokens / milliseconds
     best = int(rates[: bound + 1].argmax())
     # Between the bound and every draft no budget is allowed.
-    return largest if largest > bound and rates[largest] > rates[best] else best
+    if largest > bound and rates[largest] > rates[best]:
+        best = largest
+    return best

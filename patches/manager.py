@@ -30,6 +30,7 @@ from patches import confidence_ring, consensus, full_budgets, ranking, step_cost
 from patches.admission import eligible_drafts
 from patches.budget import CostTables, choose_budget, full_budget, survival_probabilities
 from patches.calibration.stage import begin_calibration
+from patches.host_upload import upload
 from patches.install import is_applied
 from patches.modes import Mode
 from patches.telemetry import trace
@@ -100,11 +101,9 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             else None
         )
         self._takes_shortcut = is_applied(unbound_budget.PATCH_ID)
-        # What the host worked out for a step lies where the device can read it, as upstream's own inputs do, in as many
-        # places as there can be steps under way. Each of these is written once a step.
+        # The ranking reads what the host worked out where it lies, as kernels read upstream's request states. A place
+        # is used again after as many writes as there can be steps under way, so at most one write a step.
         self._batches = UvaBufferPool(3 * slots, torch.int32)
-        self._logit_ends = UvaBufferPool(slots + 1, torch.int32)
-        self._token_ends = UvaBufferPool(slots + 1, torch.int32)
         self._chunks_full_budgets = is_applied(full_budgets.PATCH_ID)
         self._prices_requests = is_applied(step_costs.PATCH_ID)
         config = get_current_vllm_config_or_none()
@@ -269,11 +268,11 @@ class AdaptiveManager(AdaptiveVerificationManager):  # type: ignore[misc]
             _, drafts, others = plan.in_order(req_ids)
             admitted = drafts if plan.budget else np.zeros_like(drafts)
             logit_ends = unbound_budget.running_sums(admitted + bonus)
-            self._logit_ends.copy_to_gpu(logit_ends, self._cu_num_logits[: logit_ends.size])
+            upload(logit_ends, self._cu_num_logits[: logit_ends.size])
             if not unbound_budget.host_boundaries_are_exact(budget=plan.budget, scheduled=plan.scheduled):
                 boundaries = self.query_start_loc
                 token_ends = unbound_budget.padded_boundaries(admitted + others, boundaries.shape[0] - 1)
-                self._token_ends.copy_to_gpu(token_ends, boundaries)
+                upload(token_ends, boundaries)
             result = self._boundaries(len(req_ids), plan.budget)
         elif self._ranking is not None:
             batch = self._batches.copy_to_uva(plan.in_order(req_ids).reshape(-1))

@@ -38,7 +38,7 @@ _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 _ATTENTION = "vllm.v1.worker.gpu.attn_utils"
 
 KEPT_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
-"""Compiled matrix products that either oneDNN and PyTorch keep; a batch needs about ten, one for each shape of weights.
+"""Compiled matrix products that oneDNN and PyTorch each keep; a batch needs about ten, one for each shape of weights.
 
 Few, so that they are all there soon and memory is level: with 128 a server still grew after 50 minutes."""
 

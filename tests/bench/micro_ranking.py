@@ -1,4 +1,4 @@
-"""`python -m tests.bench.micro_ranking`: ranking, and all of `reallocate_drafts`, by upstream's code and by ours.
+"""`python -m tests.bench.micro_ranking`: ranking, `reallocate_drafts` and planning, by upstream's code and by ours.
 
 Both managers of the installed vLLM, with a budget of half the drafts, take turns in one process. Prints a JSON line a
 batch size: microseconds until the device is done, until the host may go on, and of device time alone. Before that it
@@ -97,13 +97,15 @@ def compare(requests: int, steps: int, plain_ranking: Callable[..., None]) -> di
     expected, got = reallocate_theirs(budget), reallocate_ours(binding)
     equal = all(torch.equal(a, b) for a, b in zip(expected[:2], got[:2], strict=True))
     capacities = torch.full((requests,), steps, dtype=torch.int32, device=DEVICE)
-    batch = ours._batches.copy_to_uva(binding.in_order(ids).reshape(-1))
+    batch = binding.in_order(ids).reshape(-1)
     return {
         "equal": equal,
         "costs": costs(
             {
                 "ranking, upstream": lambda: plain_ranking(theirs._confidence_probs, slots, capacities, budget, steps),
-                "ranking and boundaries, one kernel": lambda: ours._ranking.allot(batch, budget=budget, bonus_tokens=1),
+                "ranking and boundaries, one kernel": lambda: ours._ranking.allot(
+                    ours._batches.copy_to_uva(batch), budget=budget, bonus_tokens=1
+                ),
                 "reallocate, upstream": lambda: reallocate_theirs(budget),
                 "reallocate, ours": lambda: reallocate_ours(binding),
                 "reallocate unbound, upstream": lambda: reallocate_theirs(requests * steps),

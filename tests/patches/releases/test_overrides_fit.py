@@ -32,8 +32,6 @@ OURS = {
     "_ring",
     "_ranking",
     "_batches",
-    "_logit_ends",
-    "_token_ends",
     "_takes_shortcut",
     "_chunks_full_budgets",
     "_prices_requests",
