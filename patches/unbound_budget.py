@@ -26,6 +26,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from patches.full_budgets import write_ends
 from patches.install import Hook
 
 PATCH_ID = "unbound-budget-shortcut"
@@ -53,8 +54,8 @@ def host_boundaries_are_exact(*, budget: int, scheduled: int) -> bool:
 
 def running_sums(counts: NDArray[np.int32]) -> NDArray[np.int32]:
     """[n + 1] 0 and the running sums of `counts` ([n]): where each request's rows end."""
-    ends = np.zeros(counts.size + 1, dtype=np.int32)
-    np.cumsum(counts, out=ends[1:])
+    ends = np.empty(counts.size + 1, dtype=np.int32)
+    write_ends(counts, ends)
     return ends
 
 
@@ -64,8 +65,7 @@ def padded_boundaries(counts: NDArray[np.int32], requests: int) -> NDArray[np.in
     Kernels read boundaries of padding requests too: they are empty and end where the batch does.
     """
     ends = np.full(requests + 1, counts.sum(), dtype=np.int32)
-    ends[0] = 0
-    np.cumsum(counts, out=ends[1 : counts.size + 1])
+    write_ends(counts, ends[: counts.size + 1])
     return ends
 
 
