@@ -28,7 +28,7 @@ from serve.validate.protocol import Options, profile_protocol
 from serve.validate.results import Arm, Protocol, Skipped
 from serve.validate.runner import Servers, run
 from serve.validate.servers import ProfileServers
-from serve.validate.stopping import stoppable
+from serve.validate.stopping import stoppable, unstoppable
 from serve.validate.store import Store, opened
 
 
@@ -160,7 +160,8 @@ def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipp
                 problems = run(servings, servers, store, reporting)
         except KeyboardInterrupt:
             code = ExitCode.PARTIAL
-        report = write_report(store.directory)
+        with unstoppable():
+            report = write_report(store.directory)
     for problem in problems:
         print(f"dspark-serve: not measured: {problem}", file=sys.stderr)
     if problems:

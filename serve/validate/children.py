@@ -17,6 +17,7 @@ import psutil
 
 from serve.errors import InputError
 from serve.keys import KEY_VARIABLES
+from serve.validate.stopping import held_back
 
 _ERROR = re.compile(r"(dspark-serve: |ERROR |[\w.]*(Error|Exception)\b)")
 """How a line begins that says what is wrong: ours, the loggers', or the last one of a traceback."""
@@ -53,7 +54,7 @@ def tool_environment(environment: Mapping[str, str], key: str | None) -> dict[st
 
 
 @contextlib.contextmanager
-def child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[psutil.Popen]:
     """A running child; when the block ends, however it ends, the child and all its children have ended.
 
     Args:
@@ -61,19 +62,26 @@ def child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
         log: Gets its output, appended.
         environment: All of its environment.
     """
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-c", _BOUND, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=environment,
-        )
+    process: psutil.Popen | None = None
     try:
+        # A child that has begun and is not known yet would be left behind.
+        with log.open("ab") as output, held_back():
+            process = psutil.Popen(
+                [sys.executable, "-S", "-c", _BOUND, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
         yield process
     finally:
-        _end(process)
+        if process is not None:
+            try:
+                _end(process)
+            except KeyboardInterrupt:  # before it could hold it back, or afterwards
+                _end(process)
+                raise
 
 
 def complaint(log: Path) -> str:
@@ -84,18 +92,14 @@ def complaint(log: Path) -> str:
     return next(reversed(errors or lines), "it said nothing")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    family: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-    try:
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_SECONDS)
-    finally:
+def _end(process: psutil.Popen) -> None:
+    with held_back(), contextlib.suppress(psutil.NoSuchProcess):
+        # psutil's wait, unlike Popen's, has no lock that a stop, breaking off an earlier wait, can have left held.
+        family = [*process.children(recursive=True), process]
+        process.terminate()
+        with contextlib.suppress(psutil.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
-        process.kill()
         process.wait()

@@ -6,10 +6,11 @@ import contextlib
 import logging
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from serve.keys import KEY_VARIABLES
 from serve.listening import listen
@@ -159,7 +160,11 @@ class RunningServer:
             yield Session(self._target, self._protocol, self._prompts, serving, self._directory)
         finally:
             if mode is not None and len(serving.arms) > 1:
-                self._put_back(mode)
+                try:
+                    self._put_back(mode)
+                except KeyboardInterrupt:
+                    self._put_back(mode)
+                    raise
 
     def _put_back(self, mode: Arm) -> None:
         try:
@@ -190,7 +195,7 @@ def tokenizer_words(recipe: Profile) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _watched(process: psutil.Popen) -> Iterator[None]:
     """Say which exit code a server had that ended while it was measured."""
     try:
         yield
