@@ -81,8 +81,21 @@ def request_states() -> SimpleNamespace:
     )
 
 
+def count_writes(pool) -> list[torch.Tensor]:
+    """What is written to upstream's `UvaBufferPool` from now on."""
+    written, copy_to_uva = [], pool.copy_to_uva
+
+    def counted(values):
+        written.append(copy_to_uva(values))
+        return written[-1]
+
+    pool.copy_to_uva = counted
+    return written
+
+
 def plan(manager, rank: int, steps: int) -> np.ndarray:
     """[steps, WIDTH] what this rank decides."""
+    written, ranked = count_writes(manager._batches), 0
     schedule = np.random.default_rng(1)
     noise = np.random.default_rng(2)
     decisions = np.zeros((steps, WIDTH), dtype=np.int32)
@@ -101,7 +114,10 @@ def plan(manager, rank: int, steps: int) -> np.ndarray:
         # `GPUModelRunner.prepare_inputs` uploads the host's boundaries before it asks for the device's.
         manager.query_start_loc.fill_(int(decisions[step, 0]))
         manager.query_start_loc[: len(ids) + 1] = torch.from_numpy(np.cumsum(np.append(0, counts)))
+        written.clear()
         logits, queries, budget = manager.reallocate_drafts(ids, torch.from_numpy(slots))[:3]
+        assert len(written) <= 1, "a place is used again after as many writes as there can be steps under way"
+        ranked += len(written)
         if budget + len(ids) > CHUNK:
             assert ends.tolist() == logits.tolist(), "the sampler cuts chunks where the host says"
         boundaries = np.concatenate((logits.numpy(), queries[: len(ids) + 1].numpy()))
@@ -115,6 +131,7 @@ def plan(manager, rank: int, steps: int) -> np.ndarray:
         manager.record_confidences(torch.from_numpy(estimates.astype(np.float32)), batch)
     if rank == 0 and chosen_mode() is CalibrationMode.ON:
         assert (manager.calibration.applied != 1).all(), "the temperatures were never used"
+    assert (ranked > 0) == (manager._ranking is not None)
     return decisions
 
 

@@ -136,6 +136,24 @@ def test_estimates_enter_through_record_confidences_alone(vllm_root):
     ]
 
 
+def test_pools_know_how_many_steps_are_under_way_before_the_manager_makes_one(vllm_root):
+    """Ours has as many places as upstream's default says when it is made, and a place is written once a step."""
+    runner = class_body(vllm_root, f"{GPU}/model_runner.py", "GPUModelRunner")
+    methods = {child.name: child for child in runner.body if isinstance(child, ast.FunctionDef)}
+    callers = {
+        name: [ast.unparse(node) for node in ast.walk(method) if isinstance(node, ast.Call)]
+        for name, method in methods.items()
+    }
+    assert "set_default_max_concurrency(vllm_config.max_concurrent_batches)" in callers["__init__"]
+    makers = [
+        name
+        for name, calls in callers.items()
+        if any(call.startswith("maybe_create_adaptive_verification_manager(") for call in calls)
+    ]
+    assert makers
+    assert "__init__" not in makers
+
+
 @pytest.mark.parametrize("steps", [60, pytest.param(400, marks=pytest.mark.slow)])
 def test_two_ranks_plan_alike(release, vllm_root, plans_of_two_ranks, steps):
     """The real class of each release; the pinned one runs where it is installed (tests/patches)."""
