@@ -17,7 +17,7 @@ import pytest
 from serve.validate.exactness import Outputs, compare
 from serve.validate.load import counted
 from serve.validate.plan import plan, works_of
-from serve.validate.results import Accuracy, Exactness, Load, Protocol, Run, Start
+from serve.validate.results import Accuracy, Arm, Exactness, Load, Protocol, Run, Start
 from tests.e2e.running import BIN, Server
 
 SMALLEST = (
@@ -227,6 +227,28 @@ def test_the_whole_protocol_runs_on_the_cpu(tmp_path: Path) -> None:
     code, _, err = ended(started(*command, "--questions", "2"))
     assert code == 0
     assert "waiting" not in err
+
+
+@pytest.mark.slow
+def test_fixed_has_servers_of_its_own_where_that_is_asked(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    arms = ["--arms", "fixed,adaptive", "--server-per-arm", "--no-exactness"]
+    code, _, err = ended(started("validate", "tiny-cpu", "--out", directory, *arms, *SMALLEST))
+    assert code == 0, err
+    run = run_of(directory)
+    assert written(directory) == planned(run.protocol)
+    check_against_raw(directory)
+    for arm in (Arm.FIXED, Arm.ADAPTIVE):
+        start = Start.model_validate_json((directory / f"starts/round-1-{arm}.json").read_bytes())
+        assert start.arms == (arm,)
+        assert start.command[start.command.index("--verification") + 1] == arm
+        drafts = loads(directory)[f"round-1-{arm}-c1"].drafts
+        assert drafts is not None
+        if arm is Arm.FIXED:
+            assert drafts.proposed == drafts.verified
+    report = (directory / "report.md").read_text()
+    assert "| fixed |" in report
+    assert "| adaptive |" in report
 
 
 @pytest.mark.slow
