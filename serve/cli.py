@@ -218,7 +218,7 @@ def up(
 
 @contextlib.contextmanager
 def interrupted_is_partial() -> Iterator[None]:
-    """Ctrl-C before the first measurement, or while the report is written, does not end a run as if it were done."""
+    """Ctrl-C before the first measurement does not end a run as if it were done."""
     try:
         yield
     except KeyboardInterrupt:

@@ -28,7 +28,7 @@ from serve.validate.protocol import Options, profile_protocol
 from serve.validate.results import Arm, Protocol, Skipped
 from serve.validate.runner import Servers, run
 from serve.validate.servers import ProfileServers
-from serve.validate.stopping import stoppable, unstoppable
+from serve.validate.stopping import StoppedError, stoppable
 from serve.validate.store import Store, opened
 
 
@@ -158,10 +158,9 @@ def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipp
                 for each in skipped:
                     reporting.failed(f"{each.what} is skipped: {each.reason}")
                 problems = run(servings, servers, store, reporting)
-        except KeyboardInterrupt:
+        except StoppedError:
             code = ExitCode.PARTIAL
-        with unstoppable():
-            report = write_report(store.directory)
+        report = write_report(store.directory)
     for problem in problems:
         print(f"dspark-serve: not measured: {problem}", file=sys.stderr)
     if problems:

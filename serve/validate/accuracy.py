@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.errors import InputError
-from serve.validate.children import child, complaint, program
+from serve.validate.children import child, complaint, exit_code, program
 from serve.validate.drafts import acceptance_length
 from serve.validate.endpoint import growth
 from serve.validate.load import Target
@@ -92,7 +92,7 @@ def measure(target: Target, protocol: Protocol, task: Task, directory: Path) -> 
     command = [program("lm_eval"), *_words(target, protocol, task.task, directory, output)]
     before = target.endpoint.drafts()
     with child(command, log, target.environment) as process:
-        code = process.wait()
+        code = exit_code(process)
     written = sorted(output.rglob("results*.json"))
     if code or not written:
         raise AccuracyError(f"lm_eval ended with {code}: {complaint(log)} (see {log})")

@@ -6,10 +6,14 @@ A run that is killed outright takes its children along too: Linux signals them w
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +21,9 @@ import psutil
 
 from serve.errors import InputError
 from serve.keys import KEY_VARIABLES
-from serve.validate.stopping import held_back
+from serve.validate.stopping import POLL_SECONDS, go_on
+
+logger = logging.getLogger("dspark-serve")
 
 _ERROR = re.compile(r"(dspark-serve: |ERROR |[\w.]*(Error|Exception)\b)")
 """How a line begins that says what is wrong: ours, the loggers', or the last one of a traceback."""
@@ -25,9 +31,15 @@ _ERROR = re.compile(r"(dspark-serve: |ERROR |[\w.]*(Error|Exception)\b)")
 GRACE_SECONDS = 60.0
 """What a child gets to end in; a server without requests takes about ten."""
 
-# prctl(PR_SET_PDEATHSIG, SIGTERM), prctl(2), holds over the execv. In an interpreter of its own: Python code between
-# fork and exec is unsafe once there are threads.
-_BOUND = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+KILLED_SECONDS = 10.0
+"""What one that was killed gets; only a driver that hangs keeps it longer."""
+
+# prctl(PR_SET_PDEATHSIG, SIGTERM), prctl(2), holds over the execv, and says nothing of a parent that is gone already.
+# In an interpreter of its own: Python code between fork and exec is unsafe once there are threads.
+_BOUND = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+)
 
 
 def program(name: str) -> str:
@@ -54,34 +66,44 @@ def tool_environment(environment: Mapping[str, str], key: str | None) -> dict[st
 
 
 @contextlib.contextmanager
-def child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[psutil.Popen]:
+def child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A running child; when the block ends, however it ends, the child and all its children have ended.
 
     Args:
         command: What to run.
         log: Gets its output, appended.
         environment: All of its environment.
+
+    Raises:
+        StoppedError: the run was told to stop, before the block or in it: what it raised is no finding then.
     """
-    process: psutil.Popen | None = None
+    go_on()
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", _BOUND, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
     try:
-        # A child that has begun and is not known yet would be left behind.
-        with log.open("ab") as output, held_back():
-            process = psutil.Popen(
-                [sys.executable, "-S", "-c", _BOUND, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment,
-            )
         yield process
     finally:
-        if process is not None:
-            try:
-                _end(process)
-            except KeyboardInterrupt:  # before it could hold it back, or afterwards
-                _end(process)
-                raise
+        _end(process)
+        go_on()
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int:
+    """What a child ended with, once it has.
+
+    Raises:
+        StoppedError: the run was told to stop before.
+    """
+    while (code := process.poll()) is None:
+        go_on()
+        time.sleep(POLL_SECONDS)
+    return code
 
 
 def complaint(log: Path) -> str:
@@ -92,14 +114,20 @@ def complaint(log: Path) -> str:
     return next(reversed(errors or lines), "it said nothing")
 
 
-def _end(process: psutil.Popen) -> None:
-    with held_back(), contextlib.suppress(psutil.NoSuchProcess):
-        # psutil's wait, unlike Popen's, has no lock that a stop, breaking off an earlier wait, can have left held.
-        family = [*process.children(recursive=True), process]
-        process.terminate()
-        with contextlib.suppress(psutil.TimeoutExpired):
-            process.wait(GRACE_SECONDS)
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        process.wait()
+def _end(process: subprocess.Popen[bytes]) -> None:
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
+    for member in family:
+        with contextlib.suppress(psutil.Error):
+            member.kill()
+    # Those whose parent ended before them are nobody's children, but still of its session's group.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(KILLED_SECONDS)
+    except subprocess.TimeoutExpired:
+        logger.warning("process %d was killed and has not ended after %.0f s", process.pid, KILLED_SECONDS)

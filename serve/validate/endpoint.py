@@ -17,8 +17,10 @@ from serve.validate.results import Arm, Drafts
 
 logger = logging.getLogger("dspark-serve")
 
-TIMEOUT_SECONDS = 600
-"""A request may wait for many others and for kernels that are compiled at first use."""
+TIMEOUT_SECONDS = 60
+"""What is no completion is answered at once, also by a busy server; a run that is told to stop waits so long for it."""
+COMPLETION_SECONDS = 600
+"""A completion may wait for many others and for kernels that are compiled at first use."""
 
 _SERIES = {
     "proposed": "dspark_proposed_draft_tokens_total",
@@ -115,7 +117,10 @@ class Endpoint:
     def chats(self) -> bool:
         """Whether the model takes chat requests, as one with a chat template does."""
         body = {"model": self.model.name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-        return self._send("POST", "/v1/chat/completions", json=body).status_code == httpx.codes.OK
+        return (
+            self._send("POST", "/v1/chat/completions", json=body, timeout=COMPLETION_SECONDS).status_code
+            == httpx.codes.OK
+        )
 
     def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one completion.
@@ -123,7 +128,9 @@ class Endpoint:
         Raises:
             EndpointError: anything but an answer.
         """
-        return self._json("POST", "/v1/completions", json={"model": self.model.name, **body})
+        return self._json(
+            "POST", "/v1/completions", json={"model": self.model.name, **body}, timeout=COMPLETION_SECONDS
+        )
 
     def mode(self) -> Arm | None:
         """The verification mode in force; None where the server knows no modes."""

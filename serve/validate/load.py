@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serve.validate.children import child, complaint, program
+from serve.validate.children import child, complaint, exit_code, program
 from serve.validate.endpoint import Endpoint, growth
 from serve.validate.plan import Cell, requests_of
 from serve.validate.prompts import PromptSet, written
@@ -199,7 +199,7 @@ def _run(target: Target, words: Sequence[str], log: Path, raw: Path) -> list[str
     raw.unlink(missing_ok=True)
     command = [program("vllm"), "bench", "serve", *words]
     with child(command, log, target.environment) as process:
-        code = process.wait()
+        code = exit_code(process)
     if code or not raw.exists():
         raise LoadError(f"vllm bench serve ended with {code}: {complaint(log)} (see {log})")
     return command

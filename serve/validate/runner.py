@@ -14,6 +14,7 @@ from serve.validate.plan import Sampling, Serving, Work, remaining, works_of
 from serve.validate.progress import Reporting
 from serve.validate.results import Accuracy, Arm, Load
 from serve.validate.servers import ServerError
+from serve.validate.stopping import go_on
 from serve.validate.store import Store
 
 Measured = Load | Accuracy | Outputs
@@ -48,6 +49,9 @@ def run(servings: Sequence[Serving], servers: Servers, store: Store, reporting: 
 
     Returns:
         What could not be measured, one line each. The same run, started again, tries only that.
+
+    Raises:
+        StoppedError: the run was told to stop.
     """
     works = works_of(servings)
     problems: list[str] = []
@@ -67,6 +71,7 @@ def _measure_on(serving: Serving, servers: Servers, store: Store, reporting: Rep
     try:
         with servers.serving(serving) as measuring:
             while left:
+                go_on()
                 reporting.doing(str(left[0]))
                 try:
                     record = measuring.measure(left[0])

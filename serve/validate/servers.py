@@ -6,11 +6,10 @@ import contextlib
 import logging
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-import psutil
 
 from serve.keys import KEY_VARIABLES
 from serve.listening import listen
@@ -22,6 +21,7 @@ from serve.validate.plan import Serving
 from serve.validate.prompts import PromptSet
 from serve.validate.results import Arm, Protocol, Start
 from serve.validate.session import Session
+from serve.validate.stopping import go_on
 from serve.validate.store import Store
 
 logger = logging.getLogger("dspark-serve")
@@ -88,6 +88,7 @@ class ProfileServers:
             while not endpoint.ready():
                 if process.poll() is not None:
                     raise ServerError(f"dspark-serve up ended with {process.returncode}: {complaint(log)} (see {log})")
+                go_on()
                 time.sleep(POLL_SECONDS)
             self._record(serving, time.monotonic() - began, log, command)
             with _watched(process):
@@ -160,11 +161,7 @@ class RunningServer:
             yield Session(self._target, self._protocol, self._prompts, serving, self._directory)
         finally:
             if mode is not None and len(serving.arms) > 1:
-                try:
-                    self._put_back(mode)
-                except KeyboardInterrupt:
-                    self._put_back(mode)
-                    raise
+                self._put_back(mode)
 
     def _put_back(self, mode: Arm) -> None:
         try:
@@ -195,7 +192,7 @@ def tokenizer_words(recipe: Profile) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _watched(process: psutil.Popen) -> Iterator[None]:
+def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Say which exit code a server had that ended while it was measured."""
     try:
         yield

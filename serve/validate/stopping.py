@@ -1,58 +1,49 @@
 """Ctrl-C and SIGTERM end a run in order: what is measured is given up, its children end, the report is written.
 
-A stop is a KeyboardInterrupt, which may fall anywhere, also where a `finally` begins. What has to be done there whole
-is done again when a stop broke it off; that takes a `try` on the spot, since a function's own may not have begun.
+A stop is noted and nothing else: an exception out of a signal handler may fall between any two steps, also where a
+child has begun and nobody knows it yet. The run looks for the note wherever it waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
+POLL_SECONDS = 0.1
+"""How often what waits looks for a stop."""
 
-_Handler = Callable[[int, FrameType | None], None]
+_noted: list[int] = []
+"""Signals since the run began."""
+
+
+class StoppedError(Exception):
+    """The run was told to stop."""
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first Ctrl-C or SIGTERM; later ones are ignored until the block ends."""
+    """Note Ctrl-C and SIGTERM until the block ends; of the main thread."""
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        for each in STOPS:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    def note(number: int, _frame: FrameType | None) -> None:
+        _noted.append(number)
 
-    with _handled(stop):
-        yield
-
-
-@contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Ctrl-C and SIGTERM take effect when the block ends: nothing in it is broken off."""
-    came: list[int] = []
-    with _handled(lambda number, _frame: came.append(number)):
-        yield
-    if came:
-        signal.raise_signal(came[0])
-
-
-@contextlib.contextmanager
-def unstoppable() -> Iterator[None]:
-    """Ctrl-C and SIGTERM are ignored until the block ends."""
-    with _handled(signal.SIG_IGN):
-        yield
-
-
-@contextlib.contextmanager
-def _handled(handler: _Handler | signal.Handlers) -> Iterator[None]:
-    before = {each: signal.getsignal(each) for each in STOPS}
+    _noted.clear()
+    before = {each: signal.signal(each, note) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for each in STOPS:
-            signal.signal(each, handler)
         yield
     finally:
-        for each in STOPS:
-            signal.signal(each, before[each])
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        _noted.clear()
+
+
+def go_on() -> None:
+    """Look for a stop.
+
+    Raises:
+        StoppedError: one was noted.
+    """
+    if _noted:
+        raise StoppedError

@@ -17,6 +17,7 @@ from serve.validate.progress import Reporting
 from serve.validate.results import Arm, Exactness, Run
 from serve.validate.runner import run
 from serve.validate.servers import ServerError
+from serve.validate.stopping import StoppedError
 from serve.validate.store import Store, opened
 
 SERVINGS = plan(protocol(rounds=3))
@@ -57,14 +58,14 @@ def test_interrupted_at_ten_random_points_it_resumes_to_the_same_records(
             nonlocal left
             left -= 1
             if not left:
-                raise KeyboardInterrupt
+                raise StoppedError
 
         def interrupt_a_start(serving: Serving, at: int = draws.randrange(8)) -> None:
             if not at:
-                raise KeyboardInterrupt
+                raise StoppedError
 
         servers = Imagined(interrupt, interrupt_a_start)
-        with suppress(KeyboardInterrupt):  # unless nothing is left to interrupt
+        with suppress(StoppedError):  # unless nothing is left to interrupt
             go(tmp_path, servers)
         assert servers.open == 0
         measured += servers.measured

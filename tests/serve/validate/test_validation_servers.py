@@ -17,6 +17,7 @@ from patches.install import vllm_root
 from serve.profile import load
 from serve.validate.children import child, complaint, tool_environment
 from serve.validate.servers import captured, tokenizer_words
+from serve.validate.stopping import StoppedError
 
 PARENT_OF_ANOTHER = (
     "import subprocess, sys, time\n"
@@ -63,7 +64,7 @@ def first_number(log: Path) -> int:
     raise AssertionError("the child said nothing")
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("error", [None, StoppedError, RuntimeError])
 def test_a_child_and_its_children_end_with_the_block(tmp_path: Path, error: type[BaseException] | None) -> None:
     log = tmp_path / "log"
     pids = []

@@ -1,92 +1,122 @@
-"""A stop takes effect once, wherever it falls, and leaves nothing half done."""
+"""A stop is noted, whatever is under way then ends where it waits, and the report is written."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+import time
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import psutil
 import pytest
 
-from serve.validate import children, stopping
-from serve.validate.children import child
-from serve.validate.stopping import held_back, stoppable, unstoppable
+from serve.commands.validate import carry_out
+from serve.errors import ExitCode
+from serve.validate import children
+from serve.validate.children import child, exit_code
+from serve.validate.plan import Work, plan, works_of
+from serve.validate.report import write_report
+from serve.validate.stopping import StoppedError, go_on, stoppable
+from serve.validate.store import opened
+from tests.serve.validate.validation_samples import Imagined, begun
 
-PLACES = (children.__file__, stopping.__file__, contextlib.__file__)
+BOTH = (signal.SIGINT, signal.SIGTERM)
 
 
-@contextlib.contextmanager
-def stop_at(number: int) -> Iterator[list[str]]:
-    """Get SIGTERM at the so-many-th place in the code of `PLACES`; yields the places until then.
+@pytest.mark.parametrize("first", BOTH)
+def test_a_stop_is_noted_as_often_as_it_comes_and_forgotten_with_the_run(first: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in BOTH]
+    go_on()
+    with stoppable():
+        go_on()
+        for each in (first, *BOTH):
+            signal.raise_signal(each)
+            with pytest.raises(StoppedError):
+                go_on()
+    go_on()
+    assert [signal.getsignal(each) for each in BOTH] == before
 
-    CPython looks for signals where a function begins and where a call of C code returns: there a profiler is asked too.
-    """
-    places: list[str] = []
 
-    def profile(frame: FrameType, event: str, arg: Any) -> None:
-        if frame.f_code.co_filename not in PLACES or event not in ("call", "c_return") or len(places) >= number:
-            return
-        function = frame.f_code.co_name
-        if function == "stop_at":  # its own end
-            return
-        called = f" after {arg.__name__}" if event == "c_return" else ""
-        places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {function}{called}")
-        if len(places) == number:
+def test_a_child_that_is_waited_for_ends_and_no_other_begins(tmp_path: Path) -> None:
+    begun_and_touched = tmp_path / "began"
+
+    def run(*command: str) -> int:
+        with child(command, tmp_path / "log", os.environ) as process:
             signal.raise_signal(signal.SIGTERM)
+            return exit_code(process)
 
-    sys.setprofile(profile)
-    try:
-        yield places
-    finally:
-        sys.setprofile(None)
-
-
-def test_a_stop_leaves_no_child_behind_wherever_it_falls(tmp_path: Path) -> None:
-    before = set(psutil.Process().children())
-    stopped = []
-    for number in range(1, 1000):
-        came = False
-        with stoppable():
-            try:
-                with stop_at(number) as places, child(["/bin/sleep", "600"], tmp_path / "log", os.environ):
-                    pass
-            except KeyboardInterrupt:
-                came = True
-        left = set(psutil.Process().children()) - before
-        assert not left, places[-6:]
-        if len(places) < number:
-            break
-        stopped.append((places[-1], came))
-    assert not came  # the last one had no stop, and all places before it had
-    assert {place.split()[1] for place, _ in stopped} >= {"child", "_end", "held_back"}
-    # Whoever was told to stop, stops.
-    assert [place for place, came in stopped if not came] == []
+    with stoppable():
+        with pytest.raises(StoppedError):
+            run("/bin/sleep", "600")
+        with pytest.raises(StoppedError):
+            run("/bin/touch", str(begun_and_touched))
+    assert not begun_and_touched.exists()
+    assert "sleep" not in {process.name() for process in psutil.Process().children()}
 
 
-def test_a_stop_is_held_back_once_and_in_order() -> None:
-    done = []
-
-    def act() -> None:
-        with held_back():
-            signal.raise_signal(signal.SIGTERM)
+def test_what_fails_because_of_a_stop_is_no_finding(tmp_path: Path) -> None:
+    def measure() -> None:
+        with child(["/bin/sleep", "600"], tmp_path / "log", os.environ):
             signal.raise_signal(signal.SIGINT)
-            done.append("whole")
-        done.append("more")
+            raise ValueError("the server is gone")
 
-    with stoppable(), pytest.raises(KeyboardInterrupt):
-        act()
-    assert done == ["whole"]
+    with stoppable(), pytest.raises(StoppedError):
+        measure()
 
 
-def test_a_stop_is_ignored_where_nothing_is_left_to_stop() -> None:
-    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    with stoppable(), unstoppable():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+def test_children_of_a_child_that_ended_first_end_too(tmp_path: Path) -> None:
+    leaves_another = "import subprocess, sys; print(subprocess.Popen(['/bin/sleep', '600']).pid)"
+    with child([sys.executable, "-c", leaves_another], tmp_path / "log", os.environ) as process:
+        assert exit_code(process) == 0
+        left = psutil.Process(int((tmp_path / "log").read_text()))
+        assert left.is_running()
+    assert psutil.wait_procs([left], 10)[1] == []
+
+
+def test_a_child_whose_parent_is_gone_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children.os, "getpid", lambda: 1 << 22)
+    with child(["/bin/touch", str(tmp_path / "began")], tmp_path / "log", os.environ) as process:
+        assert exit_code(process) == 1
+    assert not (tmp_path / "began").exists()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_stopped_run_leaves_no_child_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """A stop, and another, while a tool is waited for, or while the report of a whole run is written."""
+    wanted = begun(rounds=1, tasks=(), exactness=False)
+    with opened(tmp_path / "run", wanted) as store:
+        waits = threading.Event()
+
+        def stop_twice() -> None:
+            assert waits.wait(60)
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.02)
+
+        def measured_by_a_tool(work: Work) -> None:
+            if not late and len(servers.measured) == 1:
+                with child(["/bin/sleep", "600"], tmp_path / "log", os.environ) as process:
+                    waits.set()
+                    exit_code(process)
+
+        def written(directory: Path) -> Path:
+            waits.set()
+            stopping.join()
+            return write_report(directory)
+
+        monkeypatch.setattr("serve.validate.report.write_report", written)
+        servers = Imagined(before=measured_by_a_tool)
+        works = works_of(plan(wanted.protocol))
+        before = set(psutil.Process().children())
+        stopping = threading.Thread(target=stop_twice)
+        stopping.start()
+        code = carry_out(plan(wanted.protocol), servers, store)
+        assert code == (ExitCode.OK if late else ExitCode.PARTIAL)
+        assert set(psutil.Process().children()) == before
+        assert servers.open == 0
+        assert store.done(works) == frozenset(works if late else works[:1])
+        assert Path(capsys.readouterr().out.strip()).exists()
