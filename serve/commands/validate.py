@@ -159,7 +159,8 @@ def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipp
                     reporting.failed(f"{each.what} is skipped: {each.reason}")
                 problems = run(servings, servers, store, reporting)
         except StoppedError:
-            code = ExitCode.PARTIAL
+            # Told while the last server ended, there is nothing left to measure.
+            code = ExitCode.PARTIAL if len(store.done(works)) < len(works) else ExitCode.OK
         report = write_report(store.directory)
     for problem in problems:
         print(f"dspark-serve: not measured: {problem}", file=sys.stderr)

@@ -1,6 +1,7 @@
-"""Processes that a run starts: each in a session of its own, so that Ctrl-C reaches the run alone. None outlives it.
+"""Processes that a run starts, each in a session of its own, so that Ctrl-C reaches the run alone; none outlives it.
 
-A run that is killed outright takes its children along too: Linux signals them when the thread that started them ends.
+A child's own children end with it, unless they begin a session themselves and its end hides whose they were. A run that
+is killed outright takes its children along too: Linux signals them when the thread that started them ends.
 """
 
 from __future__ import annotations
@@ -125,9 +126,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(psutil.Error):
             member.kill()
     # Those whose parent ended before them are nobody's children, but still of its session's group.
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
         process.wait(KILLED_SECONDS)
     except subprocess.TimeoutExpired:
         logger.warning("process %d was killed and has not ended after %.0f s", process.pid, KILLED_SECONDS)
+    psutil.wait_procs(family, KILLED_SECONDS)

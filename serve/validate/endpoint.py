@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve.keys import KEY_VARIABLES
 from serve.validate.results import Arm, Drafts
+from serve.validate.stopping import unless_stopped
 
 logger = logging.getLogger("dspark-serve")
 
-TIMEOUT_SECONDS = 60
-"""What is no completion is answered at once, also by a busy server; a run that is told to stop waits so long for it."""
-COMPLETION_SECONDS = 600
-"""A completion may wait for many others and for kernels that are compiled at first use."""
+TIMEOUT_SECONDS = 600
+"""A request may wait for many others and for kernels that are compiled at first use."""
+PUT_BACK_SECONDS = 60
+"""A run that ends waits no longer for the mode. Switches asked for before come first, each takes 30 s at most."""
 
 _SERIES = {
     "proposed": "dspark_proposed_draft_tokens_total",
@@ -75,7 +77,7 @@ def key_in(environment: Mapping[str, str], variables: Sequence[str] = KEY_VARIAB
 
 
 class Endpoint:
-    """A server at a URL. Threads may share one."""
+    """A server at a URL. Threads may share one. Whatever asks it raises `StoppedError` when the run is told to stop."""
 
     def __init__(self, url: str, key: str | None = None, model: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -117,10 +119,7 @@ class Endpoint:
     def chats(self) -> bool:
         """Whether the model takes chat requests, as one with a chat template does."""
         body = {"model": self.model.name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-        return (
-            self._send("POST", "/v1/chat/completions", json=body, timeout=COMPLETION_SECONDS).status_code
-            == httpx.codes.OK
-        )
+        return self._send("POST", "/v1/chat/completions", json=body).status_code == httpx.codes.OK
 
     def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one completion.
@@ -128,9 +127,7 @@ class Endpoint:
         Raises:
             EndpointError: anything but an answer.
         """
-        return self._json(
-            "POST", "/v1/completions", json={"model": self.model.name, **body}, timeout=COMPLETION_SECONDS
-        )
+        return self._json("POST", "/v1/completions", json={"model": self.model.name, **body})
 
     def mode(self) -> Arm | None:
         """The verification mode in force; None where the server knows no modes."""
@@ -149,6 +146,15 @@ class Endpoint:
         """
         if self.mode() is not mode:
             self._json("PUT", "/dspark/mode", json={"mode": mode.value})
+
+    def put_back(self, mode: Arm) -> None:
+        """Set the verification mode, also when the run was told to stop and left a switch to itself.
+
+        Raises:
+            EndpointError: the server does not switch, or not in time.
+        """
+        body = {"mode": mode.value}
+        self._json("PUT", "/dspark/mode", json=body, heeds_stops=False, timeout=PUT_BACK_SECONDS)
 
     def likely_arm(self) -> Arm:
         """The arm that a server runs: what it says, else `fixed` where vLLM counts drafts and `off` where not."""
@@ -217,9 +223,10 @@ class Endpoint:
             raise EndpointError(f"{method} {self.url}{path} was not answered with JSON") from error
         return body
 
-    def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+    def _send(self, method: str, path: str, *, heeds_stops: bool = True, **arguments: Any) -> httpx.Response:
+        ask = functools.partial(self._client.request, method, path, **arguments)
         try:
-            return self._client.request(method, path, **arguments)
+            return unless_stopped(ask) if heeds_stops else ask()
         except httpx.HTTPError as error:
             raise EndpointError(f"{method} {self.url}{path}: {error or type(error).__name__}") from error
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from serve.validate.endpoint import Endpoint
 from serve.validate.prompts import BUILT_IN
 from serve.validate.results import Arm, Exactness, Record
-from serve.validate.stopping import POLL_SECONDS, go_on
 
 GREEDY_PROMPTS = 16
 GREEDY_TOKENS = 48
@@ -71,14 +70,7 @@ def ask(endpoint: Endpoint, arm: Arm, seed: int, samples: int = SAMPLES) -> Outp
     ]
     pool = ThreadPoolExecutor(REQUESTS_AT_ONCE)
     try:
-        asked = [pool.submit(endpoint.complete, body) for body in (*greedy, *sampled)]
-        left = set(asked)
-        while left:
-            go_on()
-            done, left = wait(left, POLL_SECONDS, FIRST_EXCEPTION)
-            for each in done:
-                each.result()
-        answers = [each.result() for each in asked]
+        answers = list(pool.map(endpoint.complete, [*greedy, *sampled]))
     finally:
         # A run that is stopped does not wait for answers; those under way end with the server.
         pool.shutdown(wait=False, cancel_futures=True)

@@ -21,7 +21,7 @@ from serve.validate.plan import Serving
 from serve.validate.prompts import PromptSet
 from serve.validate.results import Arm, Protocol, Start
 from serve.validate.session import Session
-from serve.validate.stopping import go_on
+from serve.validate.stopping import StoppedError, go_on
 from serve.validate.store import Store
 
 logger = logging.getLogger("dspark-serve")
@@ -165,7 +165,7 @@ class RunningServer:
 
     def _put_back(self, mode: Arm) -> None:
         try:
-            self._target.endpoint.switch(mode)
+            self._target.endpoint.put_back(mode)
         except EndpointError as error:
             logger.warning("the mode was %s and could not be put back: %s", mode, error)
 
@@ -198,7 +198,7 @@ def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
         yield
     except Exception as error:
         code = process.poll()
-        if code is None or isinstance(error, ServerError):
+        if code is None or isinstance(error, ServerError | StoppedError):
             raise
         what = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise ServerError(f"the server ended with {what} while it was measured: {error}") from error

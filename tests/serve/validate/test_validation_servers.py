@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from ended_processes import gone
 
 from patches.install import vllm_root
 from serve.profile import load
@@ -45,15 +45,6 @@ def test_graph_capture_is_read_off_vllms_line() -> None:
     for line in formats("Encoder graph"):
         assert captured(line % (99, 9.99, 3)) == (None, None)
     assert captured("") == (None, None)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process ends within ten seconds."""
-    for _ in range(200):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def first_number(log: Path) -> int:
