@@ -1,12 +1,17 @@
-"""Which tests run in one process where several processes run them (pytest-xdist)."""
+"""Which tests run in one process where several processes run them (pytest-xdist), and how hypothesis runs them."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+# How long an example takes says something of the machine, and a first one imports vLLM: no test is timed.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 END_TO_END = "tests/e2e/test_"
 TOGETHER = {

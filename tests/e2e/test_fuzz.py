@@ -49,7 +49,6 @@ def made(count: int) -> list[Fuzzed]:
     found: list[Fuzzed] = []
 
     @settings(
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate],

@@ -21,7 +21,7 @@ REQUEST = st.tuples(
 )
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=1_000)
 @given(st.lists(REQUEST, min_size=1, max_size=12))
 def test_eligible_drafts_are_those_that_the_rejection_sampler_does_not_void(batch):
     drafts, others, computed, prefill = np.ascontiguousarray(np.array(batch, dtype=np.int32).T)

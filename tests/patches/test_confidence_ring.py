@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patches.confidence_ring import ConfidenceRing
@@ -86,7 +86,6 @@ actions = st.lists(
 )
 
 
-@settings(deadline=None)  # the first call imports vLLM
 @given(actions)
 def test_it_shows_the_record_before_the_last_one_with_reused_slots_fresh(schedule):
     global device

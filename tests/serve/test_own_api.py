@@ -27,6 +27,6 @@ own = schemathesis.openapi.from_asgi(
 
 
 @own.parametrize()
-@settings(deadline=None, database=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(database=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck))
 def test_our_own_paths_answer_as_they_are_described(case: schemathesis.Case) -> None:
     case.call_and_validate()

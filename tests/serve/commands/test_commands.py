@@ -184,7 +184,7 @@ def test_no_mutation_of_a_profile_makes_a_traceback(name: str, tmp_path: Path) -
     original = load(name).model_dump()
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=100, derandomize=True, database=None)
     @given(
         changes=st.lists(st.tuples(st.sampled_from(["file", "set", "word"]), CHANGES), min_size=1, max_size=2),
         loose=st.lists(st.text(max_size=12), max_size=1) | st.just([]),

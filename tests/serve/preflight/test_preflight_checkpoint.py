@@ -220,7 +220,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, derandomize=True, database=None)
 @given(changes=st.dictionaries(st.sampled_from(KEYS), ODD, min_size=1), name=st.sampled_from(["target", "draft"]))
 def test_no_config_makes_a_traceback(changes: dict[str, Any], name: str) -> None:
     planned = made_up_plan("qwen3-8b-dspark-h200", ["max_model_len=auto"])
@@ -231,7 +231,7 @@ def test_no_config_makes_a_traceback(changes: dict[str, Any], name: str) -> None
     assert report.lines()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, derandomize=True, database=None)
 @given(index=ODD | st.fixed_dictionaries({"weight_map": ODD, "metadata": ODD}))
 def test_no_index_makes_a_traceback(index: Any) -> None:
     with TemporaryDirectory() as folder:

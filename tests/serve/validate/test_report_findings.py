@@ -325,7 +325,7 @@ def everything(planned: Protocol) -> set[tuple[str, ...]]:
     return cells | tasks | checks | starts
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(random_records())
 def test_any_part_of_any_run_has_a_report_that_names_all_that_is_missing(made: Records) -> None:
     found = derive(made, ["vllm-58151"])

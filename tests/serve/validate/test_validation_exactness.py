@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency
 
@@ -38,7 +38,6 @@ def test_rare_tokens_are_counted_as_one() -> None:
     assert homogeneity(ours, theirs) == pytest.approx(expected)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=40), st.lists(st.integers(0, 5), max_size=40))
 def test_it_is_a_probability_whatever_was_sampled(ours: list[int], theirs: list[int]) -> None:
     assert 0 <= homogeneity(ours, theirs) <= 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from failing_server import failing_server
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from validation_samples import protocol
 
@@ -37,7 +37,6 @@ def result(*requests: tuple[int, str]) -> dict[str, Any]:
     }
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["", "Service Unavailable", "Traceback\n  x\nOSError: b"])))
 )

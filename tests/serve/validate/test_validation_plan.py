@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from validation_samples import protocol, protocols
 
@@ -13,7 +13,6 @@ from serve.validate.plan import Cell, Sampling, Task, plan, remaining, works_of
 from serve.validate.results import Arm, Protocol
 
 
-@settings(deadline=None)
 @given(protocols(), st.sampled_from([None, 1024, 8192, 131072]))
 def test_everything_is_planned_once_where_its_arm_is_served(asked: Protocol, context: int | None) -> None:
     servings = plan(asked, context)
@@ -28,13 +27,11 @@ def test_everything_is_planned_once_where_its_arm_is_served(asked: Protocol, con
     assert len({work.record for work in works}) == len(works)
 
 
-@settings(deadline=None)
 @given(protocols())
 def test_the_same_protocol_has_the_same_plan(asked: Protocol) -> None:
     assert plan(asked) == plan(asked)
 
 
-@settings(deadline=None)
 @given(protocols())
 def test_neighbouring_rounds_share_a_start_and_no_start_serves_more_than_two(asked: Protocol) -> None:
     servings = plan(asked)
@@ -72,7 +69,6 @@ def test_with_a_server_an_arm_each_is_started_as_what_it_measures() -> None:
     assert all(work.arm is serving.arms[0] for serving in servings for work in serving.works)
 
 
-@settings(deadline=None)
 @given(protocols())
 def test_a_server_is_adaptive_where_it_has_to_be_and_fixed_where_it_can(asked: Protocol) -> None:
     for serving in plan(asked):
@@ -80,7 +76,6 @@ def test_a_server_is_adaptive_where_it_has_to_be_and_fixed_where_it_can(asked: P
         assert (serving.verification is Arm.ADAPTIVE) == (Arm.ADAPTIVE in serving.arms)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 7))
 def test_each_arm_of_a_server_is_first_as_often_as_the_other(rounds: int, concurrencies: int) -> None:
     asked = protocol(
@@ -91,7 +86,6 @@ def test_each_arm_of_a_server_is_first_as_often_as_the_other(rounds: int, concur
     assert abs(first[Arm.FIXED] - first[Arm.ADAPTIVE]) <= 1
 
 
-@settings(deadline=None)
 @given(protocols(), st.data())
 def test_what_remains_is_what_is_not_done_in_the_same_order(asked: Protocol, data: st.DataObject) -> None:
     servings = plan(asked)

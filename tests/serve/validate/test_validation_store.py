@@ -36,7 +36,7 @@ def test_a_record_that_was_written_is_done(store: Store, work: Work) -> None:
 
 
 @given(cut=st.floats(0, 1, exclude_max=True))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_torn_record_is_measured_again(store: Store, cut: float) -> None:
     store.write(CELL.record, record_of(CELL))
     path = store.path(CELL.record)
