@@ -1,6 +1,7 @@
 # GPU tests: on a host with one Hopper GPU and this package installed beside vLLM. Elsewhere they are skipped, each
 # with its reason. 0.28.0's builder and sampler are tested where `make test-releases` has fetched that release.
 .PHONY: test-gpu bench-gpu bench-never-slower bench-telemetry bench-two-ranks
+MINUTES ?= 30
 
 test-gpu: ## Tests that need a Hopper GPU
 	$(PYTHON) -m pytest -ra tests/gpu

@@ -1,8 +1,9 @@
-"""`python -m tests.bench.soak --minutes 30`: does a server that works hard for long keep its memory and descriptors?
+"""`python -m tests.bench.soak`: does a server that works hard for long keep its memory and descriptors?
 
 32 clients send mixed requests to a real server, leave one in five while it is answered, and the mode is switched every
 ten seconds. Every five seconds the memory and the open descriptors of every process are noted (`--raw` keeps them). At
-the end a line is laid through the memory after the warm-up. Samples that follow each other are alike, so the slope's
+the end a line is laid through the memory after the warm-up: on two cores it takes the server and the engine core 40
+minutes to have seen all sizes of what they keep. Samples that follow each other are alike, so the slope's
 uncertainty comes from the slopes of the windows that the run is cut into, not from the scatter around one line.
 """
 
@@ -194,9 +195,9 @@ def verdict(samples: Sequence[Sample], seen: Counter[str], warm_up: float) -> di
 def main() -> int:
     """Run a server and the load; 1 where something grew or a client was failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=80.0)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--warm-up-minutes", type=float, default=5.0)
+    parser.add_argument("--warm-up-minutes", type=float, default=50.0)
     parser.add_argument("--raw", type=Path, help="write every sample here, one JSON object a line")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, serving(Path(directory)) as server:
