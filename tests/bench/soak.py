@@ -200,6 +200,8 @@ def main() -> int:
     parser.add_argument("--warm-up-minutes", type=float, default=50.0)
     parser.add_argument("--raw", type=Path, help="write every sample here, one JSON object a line")
     arguments = parser.parse_args()
+    if arguments.minutes <= arguments.warm_up_minutes:
+        parser.error(f"--minutes {arguments.minutes:g} is all warm-up: more, or fewer --warm-up-minutes")
     with tempfile.TemporaryDirectory() as directory, serving(Path(directory)) as server:
         server.wait_until_ready()
         samples, seen = asyncio.run(soak(server, arguments.minutes * 60, arguments.clients))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.bench.soak import Sample, verdict
+from tests.bench.soak import Sample, main, verdict
 
 
 def measured(mib_an_hour: float, *, noise: float = 0.2, descriptors_an_hour: float = 0.0) -> list[Sample]:
@@ -54,3 +54,10 @@ def test_the_process_that_grows_is_named() -> None:
         "core 2": (700.0, 0.0),
         "server 1": (500.8, 5.0),
     }
+
+
+def test_a_run_that_is_all_warm_up_is_refused_before_it_begins(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["soak", "--minutes", "30"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--minutes 30 is all warm-up: more, or fewer --warm-up-minutes" in capsys.readouterr().err
