@@ -11,37 +11,85 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tests.bench import waves
 from tests.bench.waves import prompts
 
 
-def measure(engine: Any, requests: int, tokens: int, prompt: int, repeats: int) -> dict[str, Any]:
-    """Seconds for one token and for `tokens` tokens of each request, and what the steps of the latter did."""
+class TooFewTokensError(RuntimeError):
+    """A request ended before every other had begun, so they never all ran together."""
+
+
+@dataclass
+class Decoding:
+    """What requests did while all of them decoded: no prompt waited any more, and none had ended.
+
+    Attributes:
+        seconds: From the output with which the last request began to the one with which the first ended.
+        tokens: What all of them got in that time.
+        outputs: Steps, as the client sees them.
+    """
+
+    seconds: float
+    tokens: int
+    outputs: int
+
+
+def decode(engine: Any, batch: list[dict[str, Any]], tokens: int) -> Decoding:
+    """Send requests at once and let all of them end.
+
+    Raises:
+        TooFewTokensError: one ended before the last began.
+    """
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
-    vocabulary = engine.llm_engine.model_config.get_vocab_size()
-    batch = prompts(requests, prompt, vocabulary)
+    core = engine.llm_engine
+    sampling = SamplingParams(
+        temperature=1.0,
+        max_tokens=tokens,
+        ignore_eos=True,
+        detokenize=False,
+        seed=1,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    names = [f"{time.monotonic_ns()}-{number}" for number in range(len(batch))]
+    for name, each in zip(names, batch, strict=True):
+        core.add_request(name, each, sampling.clone())
+    waiting = set(names)
+    began = ended = None
+    made = steps = 0
+    while core.has_unfinished_requests():
+        outputs = core.step()
+        now = time.perf_counter()
+        if began is not None and ended is None:
+            made += sum(len(output.outputs[0].token_ids) for output in outputs)
+            steps += 1
+        waiting.difference_update(output.request_id for output in outputs)
+        if began is None and not waiting:
+            began = now
+        if ended is None and any(output.finished for output in outputs):
+            ended = now
+    if began is None or ended is None or not made:
+        raise TooFewTokensError(f"{tokens} tokens are too few for {len(batch)} requests to run together")
+    return Decoding(ended - began, made, steps)
 
-    def generate(count: int) -> float:
-        sampling = SamplingParams(temperature=1.0, max_tokens=count, ignore_eos=True, detokenize=False, seed=1)
-        started = time.perf_counter()
-        outputs = engine.generate(batch, sampling, use_tqdm=False)
-        seconds = time.perf_counter() - started
-        assert [len(output.outputs[0].token_ids) for output in outputs] == [count] * requests
-        return seconds
 
-    found: dict[str, Any] = {"first_token_s": [], "seconds": []}
-    totals: dict[str, int] = {}
-    for _ in range(repeats):
-        found["first_token_s"].append(generate(1))
-        before = engine.collective_rpc("bench_counts")[0]
-        found["seconds"].append(generate(tokens))
-        after = engine.collective_rpc("bench_counts")[0]
-        for name, value in after.items():
-            totals[name] = totals.get(name, 0) + value - before[name]
-    return found | {"counts": totals}
+def measure(engine: Any, requests: int, tokens: int, prompt: int, repeats: int) -> dict[str, Any]:
+    """How long requests that run together take for how many tokens, and what all their steps did."""
+    batch = prompts(requests, prompt, engine.llm_engine.model_config.get_vocab_size())
+    before = engine.collective_rpc("bench_counts")[0]
+    windows = [decode(engine, batch, tokens) for _ in range(repeats)]
+    after = engine.collective_rpc("bench_counts")[0]
+    return {
+        "decode_s": [window.seconds for window in windows],
+        "decoded": [window.tokens for window in windows],
+        "outputs": [window.outputs for window in windows],
+        "counts": {name: value - before[name] for name, value in after.items()},
+    }
 
 
 def accept(engine: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
@@ -61,7 +109,12 @@ def accept(engine: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]
     return {"request_steps": steps, "accepted": accepted, "said": zlib.crc32(json.dumps(said).encode())}
 
 
-VERBS = {"measure": measure, "accept": accept, "waves": waves.advance, "end_waves": waves.end}
+VERBS: dict[str, Callable[..., Any]] = {
+    "measure": measure,
+    "accept": accept,
+    "waves": waves.advance,
+    "end_waves": waves.end,
+}
 
 
 def main(answers: int, arguments: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tests.bench.arms import Engine
 from tests.bench.never_slower import PROMPT
+from tests.bench.never_slower_report import token_ms
 
 REPEATS = 3
 """Measurements of a turn; their median counts."""
@@ -31,7 +32,7 @@ class Cell:
     seconds: float
 
     def token_ms(self, engine: Engine, repeats: int) -> list[float]:
-        """[repeats] milliseconds a token after the first.
+        """[repeats] milliseconds a token.
 
         Raises:
             EngineError: the engine failed, or took too long.
@@ -39,8 +40,7 @@ class Cell:
         found = engine.ask(
             "measure", self.seconds, requests=self.requests, tokens=self.tokens, prompt=PROMPT, repeats=repeats
         )
-        pairs = zip(found["seconds"], found["first_token_s"], strict=True)
-        return [1e3 * (seconds - first) / (self.tokens - 1) for seconds, first in pairs]
+        return token_ms(self.requests, found)
 
 
 def in_turns(engine: Engine, switch: Callable[[bool], object], cell: Cell, rounds: int) -> Times:

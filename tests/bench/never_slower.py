@@ -12,17 +12,17 @@ log, and the others go on.
 Parts:
   overhead   confidences forced to 0.999 and every draft accepted: budgets are full, only the overhead differs
   micro      the indexer's metadata, and the ranking, by themselves
-  workloads  synthetic acceptance with varying confidences of the same mean, from 1 to 256 requests
+  workloads  synthetic acceptance with varying confidences of the same mean, from 1 to 256 requests, and the overhead
   startup    time and memory of graph capture, one engine after another; then throughput with both grids
   trace      PyTorch's profiler over some steps, adaptive and fixed
   staleness  acceptance length with confidences one record older, of the bundled pair, on a CPU
 
 On a fresh H200 host, three calls of at most ten minutes each, then the report:
 
-  python -m tests.bench.never_slower --raw overhead.jsonl --only overhead,micro --rounds 20 --part-seconds 390
+  python -m tests.bench.never_slower --raw micro.jsonl --only micro --part-seconds 120
   python -m tests.bench.never_slower --raw workloads.jsonl --only workloads --rounds 9 --part-seconds 540
   python -m tests.bench.never_slower --raw startup.jsonl --only startup --rounds 3 --part-seconds 480
-  python -m tests.bench.never_slower --report overhead.jsonl workloads.jsonl startup.jsonl
+  python -m tests.bench.never_slower --report micro.jsonl workloads.jsonl startup.jsonl
 
 Does the driver work? On any CPU: the same with `--cpu-smoke --arms fixed,patched --rounds 1 --most 4`.
 """
@@ -47,18 +47,23 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.arms import ARMS, DRAFTS, REPOSITORY, Arm, Engine, EngineError, Setting
-from tests.bench.never_slower_report import read
+from tests.bench.never_slower_report import read, token_ms
 
 WORKLOADS: dict[str, list[float]] = {
+    "full": [1.0] * DRAFTS,
     "high": [0.9] * DRAFTS,
     "decaying": [0.85, 0.75, 0.6, 0.45, 0.35, 0.25, 0.2],
 }
 """[positions] probability that a draft is accepted, given that those before it were."""
 
 SPREAD = 0.1
-"""Injected confidences vary evenly this far around the workload's rates."""
+"""Injected confidences vary evenly this far around the workload's rates; those of `full` do not vary."""
 
 FULL = 0.999
+"""Every confidence of `full`: budgets are full, and adaptive and fixed differ by the overhead only."""
+
+FEW = 16
+"""Requests at once up to which the overhead is a noticeable part of a step."""
 
 CONCURRENCY = (1, 4, 16, 64, 128, 256)
 PROMPT = 32
@@ -198,7 +203,7 @@ def measure(
                         "measure",
                         min(MEASURE_S * patience(engine.setting), run.left()),
                         requests=cell["requests"],
-                        tokens=cell["tokens"] if number >= 0 else min(24, cell["tokens"]),
+                        tokens=cell["tokens"] if number >= 0 else min(48, cell["tokens"]),
                         prompt=PROMPT,
                         repeats=cell["repeats"] if number >= 0 else 1,
                     )
@@ -208,25 +213,33 @@ def measure(
                 if number >= 0:
                     kept = {key: cell[key] for key in ("workload", "requests", "tokens", "spread")}
                     run.record(part, round=number, arm=name, size=engine.setting.size, **kept, **facts, **found)
-                    took = ", ".join(f"{seconds:.3f}" for seconds in found["seconds"])
-                    say(f"{part} {number}: {cell['workload']} x {cell['requests']}, {name}: {took} s")
+                    took = ", ".join(f"{ms:.3f}" for ms in token_ms(cell["requests"], found))
+                    say(f"{part} {number}: {cell['workload']} x {cell['requests']}, {name}: {took} ms a token")
         say(f"{part}: round {number} done, {run.left():.0f} s left")
+
+
+def cell_of(
+    setting: Setting, workload: str, requests: int, tokens: int, repeats: int = 1, arms: list[str] | None = None
+) -> dict[str, Any]:
+    """What `measure` measures of one workload at one number of requests."""
+    rates = WORKLOADS[workload][: drafts_of(setting)]
+    return {
+        "workload": workload,
+        "rates": rates,
+        "confidences": [min(rate, FULL) for rate in rates],
+        "spread": 0.0 if workload == "full" else SPREAD,
+        "requests": requests,
+        "tokens": tokens_of(setting, tokens),
+        "repeats": repeats,
+    } | ({} if arms is None else {"arms": arms})
 
 
 def overhead(run: Run, options: argparse.Namespace) -> None:
     setting = Setting(options.size or "8b", 16, 128, 3.0)
     cells = [
-        {
-            "workload": "full",
-            "rates": [1.0] * drafts_of(setting),
-            "confidences": [FULL] * drafts_of(setting),
-            "spread": 0.0,
-            "requests": requests,
-            "tokens": tokens_of(setting, 385 if requests < 16 else 257),
-            "repeats": 3,
-        }
-        for requests in (1, 4, 16)
-        if requests <= options.most
+        cell_of(setting, "full", requests, 385, repeats=3)
+        for requests in CONCURRENCY
+        if requests <= min(FEW, options.most)
     ]
     with_engines(run, "overhead", options, ["fixed", "patched", "upstream"], setting, cells)
 
@@ -235,20 +248,17 @@ def workloads(run: Run, options: argparse.Namespace) -> None:
     setting = Setting(options.size or "4b", 256, 2048, 9.0)
     every = options.arms or ["off", "fixed", "upstream", "patched"]
     cells = [
-        {
-            "workload": workload,
-            "rates": rates[: drafts_of(setting)],
-            "confidences": rates[: drafts_of(setting)],
-            "spread": SPREAD,
-            "requests": requests,
-            "tokens": tokens_of(setting, 257 if requests <= 16 else 129),
-            "repeats": 2 if requests <= 16 else 1,
+        cell_of(
+            setting,
+            workload,
+            requests,
+            1025 if requests <= FEW else 257 if requests < 256 else 161,  # as many as the KV cache holds
             # Without drafts every token is a step: left out where it loses by far, or by the workload's nature.
-            "arms": [name for name in every if name != "off" or (requests >= 128 and workload == "high")],
-        }
+            arms=[name for name in every if name != "off" or (requests >= 128 and workload == "high")],
+        )
         for requests in CONCURRENCY
-        for workload, rates in WORKLOADS.items()
-        if requests <= options.most
+        for workload in WORKLOADS
+        if requests <= options.most and (workload != "full" or requests <= FEW)
     ]
     with_engines(run, "workloads", options, ["off", "fixed", "upstream", "patched"], setting, cells)
 
@@ -258,7 +268,7 @@ def drafts_of(setting: Setting) -> int:
 
 
 def tokens_of(setting: Setting, tokens: int) -> int:
-    return 9 if setting.size == "cpu" else tokens
+    return 33 if setting.size == "cpu" else tokens
 
 
 def patience(setting: Setting) -> float:
@@ -320,19 +330,10 @@ def startup(run: Run, options: argparse.Namespace) -> None:
     names = options.arms or ["fixed", "patched", "without-coarser-capture-grid", "upstream"]
     compared = [name for name in names if name not in ("fixed", "upstream")]
     cells = [
-        {
-            "workload": workload,
-            "rates": rates[: drafts_of(setting)],
-            "confidences": rates[: drafts_of(setting)],
-            "spread": SPREAD,
-            "requests": requests,
-            "tokens": tokens_of(setting, 129),
-            "repeats": 1,
-            "arms": compared,
-        }
-        for requests in (4, 16, 64, 128, 256)
-        for workload, rates in WORKLOADS.items()
-        if requests <= options.most
+        cell_of(setting, workload, requests, 161, arms=compared)
+        for requests in CONCURRENCY
+        for workload in WORKLOADS
+        if 1 < requests <= options.most and workload != "full"
     ]
     rounds = run.rounds_left("grids", compared, cells, options.rounds)
     if not rounds:

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--size", default="8b", help="8b, 4b or tiny: dummy weights of that shape")
     parser.add_argument("--requests", default="1,16,64", help="at once, separated by commas")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--tokens", type=int, help="of a request (385, with --cpu 9)")
+    parser.add_argument("--tokens", type=int, help="of a request (385, with --cpu 33)")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/telemetry-engine"), help="models, logs, caches")
     parser.add_argument("--out", type=Path, default=Path("telemetry-engine"), help="where results go")
     options = parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> None:
             rates = WORKLOADS["high"][: 5 if options.cpu else DRAFTS]
             engine.rpc("bench_workload", rates, rates, SPREAD)
             for each in requests:
-                cell = Cell(each, options.tokens or (9 if options.cpu else 385), 600.0 if options.cpu else 120.0)
+                cell = Cell(each, options.tokens or (33 if options.cpu else 385), 600.0 if options.cpu else 120.0)
                 token_ms[each] = in_turns(engine, lambda on: engine.rpc("bench_telemetry", on), cell, options.rounds)
                 say(f"{each} requests: {token_ms[each]}")
                 record = {"facts": facts, "token_ms": token_ms}

@@ -11,8 +11,9 @@ from tests.bench.never_slower import Run
 
 
 def row(part: str, arm: str, number: int, seconds: float, **more: object) -> dict:
+    """Ten tokens of each of four requests."""
     base = {"run": "1", "part": part, "arm": arm, "round": number, "workload": "full", "requests": 4, "tokens": 11}
-    return base | {"first_token_s": [0.5], "seconds": [0.5 + seconds]} | more
+    return base | {"decode_s": [seconds], "decoded": [40]} | more
 
 
 CELL = {"workload": "full", "requests": 4}
@@ -25,9 +26,14 @@ ROWS = [
 ]
 
 
-def test_a_token_takes_what_the_whole_takes_beyond_the_first():
-    several = row("overhead", "fixed", 0, 0.0) | {"first_token_s": [0.5, 0.1, 0.2], "seconds": [0.7, 0.2, 0.5]}
-    assert report.token_ms(several) == pytest.approx(20.0)
+def test_a_token_takes_the_time_of_its_request_not_of_all():
+    assert report.token_ms(4, {"decode_s": [0.2, 0.3], "decoded": [40, 80]}) == pytest.approx([20.0, 15.0])
+
+
+def test_of_several_repeats_the_median_counts():
+    several = row("overhead", "fixed", 0, 0.0) | {"decode_s": [0.2, 0.1, 0.3], "decoded": [40, 40, 40]}
+    (arms,) = report.by_round([several], "overhead").values()
+    assert arms["fixed"] == {("1", 0): pytest.approx(20.0)}
 
 
 def test_ratios_are_taken_round_by_round():
