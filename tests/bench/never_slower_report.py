@@ -40,12 +40,16 @@ def token_ms(requests: int, found: Row) -> list[float]:
 
 
 def by_round(rows: list[Row], part: str) -> dict[Cell, Arms]:
-    """What each cell took."""
+    """What each cell took. Without drafts a workload's acceptance is nothing, so `off` stands in every workload."""
     cells: dict[Cell, Arms] = defaultdict(lambda: defaultdict(dict))
-    for row in rows:
-        if row["part"] == part:
+    found = [row for row in rows if row["part"] == part]
+    for row in found:
+        alike = {row["workload"]}
+        if row["arm"] == "off":
+            alike |= {other["workload"] for other in found if other["requests"] == row["requests"]}
+        for workload in alike:
             took = median(token_ms(row["requests"], row))
-            cells[row["workload"], row["requests"]][row["arm"]][row["run"], row["round"]] = took
+            cells[workload, row["requests"]][row["arm"]][row["run"], row["round"]] = took
     return cells
 
 

@@ -36,6 +36,14 @@ def test_of_several_repeats_the_median_counts():
     assert arms["fixed"] == {("1", 0): pytest.approx(20.0)}
 
 
+def test_no_speculation_stands_beside_every_workload():
+    cells = report.by_round(
+        [row("workloads", "off", 0, 0.1), row("workloads", "patched", 0, 0.2, workload="decaying")], "workloads"
+    )
+    assert report.ratio(cells["decaying", 4], "patched", ["off"]) == pytest.approx((2.0, 2.0, 2.0))
+    assert "patched" not in cells["full", 4]
+
+
 def test_ratios_are_taken_round_by_round():
     (arms,) = report.by_round(ROWS, "overhead").values()
     assert report.ratio(arms, "patched", ["fixed"]) == pytest.approx((1.1, 1.0, 1.2))
