@@ -6,8 +6,9 @@ Confidences are injected by handing the manager another tensor than the drafter'
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
+
+from tests.bench.step_trace import summarize
 
 TABLES = 64
 """Different sets of confidences that an injected run goes through."""
@@ -132,55 +133,20 @@ class BenchWorker:
             "verify": verify,
         }
 
-    def bench_trace(self, path: str | None) -> None:
-        """Start PyTorch's profiler, or with a path stop it and write what it saw there."""
+    def bench_trace(self, start: bool) -> dict[str, Any] | None:
+        """Start PyTorch's profiler, or stop it and return what it saw (`step_trace.summarize`)."""
         import torch
 
-        if path is None:
+        if start:
             kinds = [torch.profiler.ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             self._bench_first_step = self._bench_steps
             self._bench_profiler = torch.profiler.profile(activities=kinds)
             self._bench_profiler.start()
-            return
+            return None
         self._bench_profiler.stop()
         steps = max(self._bench_steps - self._bench_first_step, 1)
-        Path(path).write_text(_describe(self._bench_profiler.events(), steps))
+        found = summarize(self._bench_profiler.events(), steps)
         del self._bench_profiler
-
-
-def _describe(events: Any, steps: int) -> str:
-    """Kernels, the gaps between them, and host calls, per step."""
-    from torch.autograd import DeviceType
-
-    device = sorted(
-        ((e.time_range.start, e.time_range.end, e.name) for e in events if e.device_type == DeviceType.CUDA),
-    )
-    lines = [f"{steps} steps, microseconds a step"]
-    if device:
-        kernels: dict[str, list[float]] = {}
-        gaps: dict[str, list[float]] = {}
-        busy_until, before, idle = device[0][0], device[0][2], 0.0
-        for start, end, name in device:
-            kernels.setdefault(name, []).append(end - start)
-            if start > busy_until:
-                idle += start - busy_until
-                gaps.setdefault(f"{before[:60]} -> {name[:60]}", []).append(start - busy_until)
-            if end > busy_until:
-                busy_until, before = end, name
-        span = busy_until - device[0][0]
-        lines.append(f"device: {span / steps:.1f}, of it idle {idle / steps:.1f}, {len(device) / steps:.1f} kernels")
-        lines += _top("kernels", kernels, steps, 45) + _top("gaps", gaps, steps, 25)
-    host: dict[str, list[float]] = {}
-    for event in events:
-        if event.device_type == DeviceType.CPU:
-            host.setdefault(event.name, []).append(event.self_cpu_time_total)
-    return "\n".join([*lines, *_top("host", host, steps, 45)]) + "\n"
-
-
-def _top(title: str, times: dict[str, list[float]], steps: int, count: int) -> list[str]:
-    rows = sorted(((sum(each), len(each), name) for name, each in times.items()), reverse=True)[:count]
-    return [f"\n{title}: us, calls"] + [
-        f"{total / steps:9.1f} {calls / steps:7.2f}  {n[:130]}" for total, calls, n in rows
-    ]
+        return found

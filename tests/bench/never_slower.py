@@ -298,28 +298,35 @@ def with_engines(
 
 
 def trace(run: Run, options: argparse.Namespace) -> None:
-    """What a step with a full budget does, adaptive and fixed, written beside the raw file."""
+    """What a step with a full budget does, adaptive and fixed."""
     setting = Setting(options.size or "4b", 256, 2048, 9.0)
     if setting.size == "cpu":
         setting = Setting("cpu", 16, 0, 0.25)
     arms = [ARMS[name] for name in options.arms or ("fixed", "patched", "upstream")]
     with started(run, "trace", arms, setting, together=not options.one_by_one) as engines:
         profile_costs(run, engines)
-        for name in list(engines):
-            engine = engines[name]
-            try:
-                engine.rpc("bench_workload", [1.0] * drafts_of(setting), [FULL] * drafts_of(setting), 0.0)
-                for requests in (n for n in (1, 16, 128) if n <= options.most):
-                    what = {"requests": requests, "tokens": tokens_of(setting, 129), "prompt": PROMPT}
-                    seconds = MEASURE_S * patience(setting)
-                    engine.ask("measure", seconds, repeats=1, **what)
-                    engine.rpc("bench_trace", None)
-                    engine.ask("measure", seconds, repeats=1, **what)
-                    path = options.raw.with_name(f"trace-{name}-c{requests}.txt").resolve()
-                    engine.rpc("bench_trace", str(path), seconds=120)
-                    say(f"{path.name}:", *path.read_text().splitlines()[:2])
-            except EngineError as error:
-                lose(engines, name, error)
+        for requests in (n for n in (1, 16, 128) if n <= options.most):
+            for name in list(engines):
+                try:
+                    found = trace_steps(engines[name], cell_of(setting, "full", requests, 257))
+                except EngineError as error:
+                    lose(engines, name, error)
+                    continue
+                run.record("trace", arm=name, size=setting.size, requests=requests, **found)
+                whole = ("steps", "device_us", "idle_us", "kernels")
+                say(f"trace of {requests} requests, {name}:", {key: found[key] for key in whole})
+
+
+def trace_steps(engine: Engine, cell: dict[str, Any]) -> dict[str, Any]:
+    """One measurement to warm up, and one under the profiler."""
+    seconds = MEASURE_S * patience(engine.setting)
+    what = {"requests": cell["requests"], "tokens": cell["tokens"], "prompt": PROMPT}
+    engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
+    engine.ask("measure", seconds, repeats=1, **what)
+    engine.rpc("bench_trace", True)
+    engine.ask("measure", seconds, repeats=1, **what)
+    found: dict[str, Any] = engine.rpc("bench_trace", False, seconds=seconds)
+    return found
 
 
 def startup(run: Run, options: argparse.Namespace) -> None:
@@ -344,6 +351,10 @@ def startup(run: Run, options: argparse.Namespace) -> None:
         ends = [ARMS[name] for name in dict.fromkeys((names[0], names[-1]))]
         with started(run, "startup-compiling", ends, setting, together=True):
             pass
+    for _ in range(options.starts - 1):
+        for name in names:
+            with started(run, "startup", [ARMS[name]], setting, together=False):
+                pass
     with started(run, "startup", [ARMS[name] for name in names], setting, together=False) as engines:
         profile_costs(run, engines)
         measure(run, "grids", engines, cells, rounds)
@@ -455,6 +466,7 @@ def main() -> None:
     parser.add_argument("--part-seconds", type=float, default=480.0, help="when each part stops")
     parser.add_argument("--only", default="overhead,micro,workloads,startup", help="parts, in order, with commas")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=3, help="of each engine of startup, in turns")
     parser.add_argument("--size", help="8b, 4b or tiny; each part has its own default")
     parser.add_argument("--most", type=int, default=256, help="largest number of concurrent requests")
     parser.add_argument("--prompts", type=int, default=128, help="prompts of staleness")

@@ -90,6 +90,15 @@ def test_what_a_start_and_a_coarser_grid_cost_is_stated():
     assert "| throughput, full, 4 requests, patched / upstream's grid | at least 0.99 | 0.990 | yes |" in text
 
 
+def test_of_several_pairs_of_starts_the_median_counts():
+    def start(arm: str, seconds: str) -> dict:
+        return {"run": "1", "part": "start", "of": "startup", "arm": arm, "capture": [[seconds, "4.0"]]}
+
+    pairs = (("10", "20"), ("10", "11"), ("20", "20"))
+    rows = [start(arm, took) for fixed, ours in pairs for arm, took in (("fixed", fixed), ("patched", ours))]
+    assert "patched / fixed | at most 1.3 | 1.10 | yes |" in "\n".join(report.criteria_section(rows))
+
+
 def test_a_slow_round_of_a_micro_benchmark_decides_nothing():
     def cost(wall: float, host: float) -> dict[str, float]:
         return {"wall_us": wall, "enqueue_us": host}

@@ -1,0 +1,62 @@
+"""A profile's sums, worked out by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from torch.autograd import DeviceType
+
+from tests.bench import never_slower_report as report
+from tests.bench.step_trace import differences, summarize
+
+
+def kernel(name: str, start: float, end: float) -> SimpleNamespace:
+    return SimpleNamespace(device_type=DeviceType.CUDA, name=name, time_range=SimpleNamespace(start=start, end=end))
+
+
+def call(name: str, took: float) -> SimpleNamespace:
+    return SimpleNamespace(device_type=DeviceType.CPU, name=name, self_cpu_time_total=took)
+
+
+EVENTS = [
+    kernel("gemm", 10, 20),
+    kernel("copy", 12, 26),  # on another stream, and it ends later than the one that began first
+    kernel("gemm", 30, 40),
+    call("launch", 3.0),
+    call("launch", 5.0),
+]
+
+
+def test_a_step_is_summed_up():
+    found = summarize(reversed(EVENTS), 2)
+    assert found["device_us"] == 15.0
+    assert found["idle_us"] == 2.0, "from the end of the copy to the second gemm; overlapping kernels leave no gap"
+    assert found["kernels"] == 1.5
+    assert found["by_kernel"] == {"gemm": (10.0, 1.0), "copy": (7.0, 0.5)}
+    assert found["by_gap"] == {"copy -> gemm": (2.0, 0.5)}
+    assert found["by_host"] == {"launch": (4.0, 1.0)}
+
+
+def test_without_a_device_there_are_host_calls_only():
+    found = summarize([call("launch", 3.0)], 1)
+    assert (found["device_us"], found["kernels"], found["by_gap"]) == (0.0, 0.0, {})
+    assert found["by_host"] == {"launch": (3.0, 1.0)}
+
+
+def test_what_one_spends_more_or_less_is_ordered_by_its_size():
+    of, to = {"a": (5.0, 1.0), "b": (1.0, 1.0)}, {"a": (4.0, 1.0), "c": (3.0, 2.0), "b": (1.05, 1.0)}
+    assert differences(of, to, 9) == [("c", -3.0), ("a", 1.0)]
+    assert differences(of, to, 1) == [("c", -3.0)]
+
+
+def test_the_report_lays_two_arms_side_by_side():
+    slower = [*EVENTS, kernel("ranking", 50, 54)]
+    rows = [
+        {"run": "1", "part": "trace", "arm": arm, "requests": 16, **summarize(events, 2)}
+        for arm, events in (("fixed", EVENTS), ("patched", slower))
+    ]
+    text = report.section([{"run": "1", "part": "machine", "command": "--only trace"}, *rows])
+    assert "| 16 | fixed | 15.0 | 2.0 | 1.5 | 4.0 |" in text
+    assert "| 16 | patched | 22.0 | 7.0 | 2.0 | 4.0 |" in text
+    assert "| 16 | gap | gemm -> ranking | +5.0 |" in text
+    assert "| 16 | kernel | ranking | +2.0 |" in text
