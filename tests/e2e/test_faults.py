@@ -24,6 +24,7 @@ import pytest
 from serve.errors import ExitCode
 from tests.e2e.open_requests import Outcome, open_requests, under_way
 from tests.e2e.running import MODEL, Server, engine_cores, serving
+from tests.processes import left
 
 STALL_SECONDS = 12
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -99,7 +100,7 @@ def test_an_engine_that_cannot_go_on_ends_the_server_and_every_client_is_told(
         assert server.process.wait(90) == exit_code
         log = server.log.read_text()
         assert f"exit code {exit_code}: " in log.splitlines()[-1]
-        assert [process for process in family if process.is_running() and process.status() != "zombie"] == []
+        assert not left(family)
     records = [json.loads(line.partition("stall: ")[2]) for line in log.splitlines() if "] stall: " in line]
     assert len(records) == stalls
     for record in records:
@@ -240,7 +241,7 @@ def test_a_drain_tells_whoever_is_not_done_and_waits_for_no_body(hardy: Server) 
             assert "stopping" in outcome.error["message"]
             assert outcome.status == (200 if "stream" in shape else 503)
     assert hardy.process.wait(60) == ExitCode.OK
-    assert [process for process in family if process.is_running() and process.status() != "zombie"] == []
+    assert not left(family)
 
 
 def test_every_fault_stands_in_the_readme() -> None:

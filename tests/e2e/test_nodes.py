@@ -6,10 +6,10 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.e2e.running import Server, free_port, serving
+from tests.processes import left
 
 PROMPTS = [f"def function_{number}(argument):" for number in range(8)]
 
@@ -63,7 +63,7 @@ def test_two_nodes_serve_one_model(tmp_path: Path, size: str, engines: int) -> N
             running.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
         assert worker.process.wait(60) == 0
-        assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+        assert not left(children)
 
 
 def metrics(running: Server) -> str:

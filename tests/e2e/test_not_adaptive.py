@@ -8,8 +8,9 @@ import pytest
 
 from tests.e2e.prompts import python_prompts
 from tests.e2e.running import MODEL, Server, serving
-from tests.e2e.test_start import DRAIN_SECONDS, finishes_what_is_under_way, is_left
+from tests.e2e.test_start import DRAIN_SECONDS, finishes_what_is_under_way
 from tests.e2e.test_verification import complete_all, counts
+from tests.processes import left
 
 COUNTED = ("dspark_proposed", "dspark_verif", "dspark_accept", "dspark_step")
 PREDICTED = ("dspark_expected", "dspark_confidence", "dspark_step_predicted", "dspark_calibration")
@@ -84,4 +85,4 @@ def test_a_second_signal_ends_it_at_once(other: Server) -> None:
         other.process.send_signal(signal.SIGTERM)
         assert other.process.wait(20) == 0
         assert under_way.exception() is not None or under_way.result().status_code >= 500
-        assert not any(map(is_left, family))
+        assert not left(family)

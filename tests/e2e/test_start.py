@@ -7,10 +7,10 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.e2e.running import MODEL, Server, engine_cores, serving
+from tests.processes import left
 
 DRAIN_SECONDS = "120"
 """Enough for 200 tokens also where other servers take most of the machine."""
@@ -76,12 +76,8 @@ def finishes_what_is_under_way(server: Server, stop: signal.Signals) -> None:
         assert server.client.get("/livez").status_code == 200
         assert under_way.result()["usage"]["completion_tokens"] == 200
         assert server.process.wait(60) == 0
-    assert not any(map(is_left, family))
+    assert not left(family)
     assert "Traceback" not in server.log.read_text(), "a stop that was asked for is no fault"
-
-
-def is_left(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 PHASES = [
@@ -126,7 +122,7 @@ def test_sigterm_while_loading_stops_at_once(tmp_path: Path) -> None:
         server.wait_until(lambda: server.client.get("/readyz").json()["phase"] == PHASES[2])
         family = server.descendants()
         assert server.terminate(30) == 0
-        assert not any(map(is_left, family))
+        assert not left(family)
 
 
 def test_an_engine_that_dies_while_it_is_started_is_noticed(tmp_path: Path) -> None:

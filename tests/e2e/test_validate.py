@@ -19,6 +19,7 @@ from serve.validate.load import counted
 from serve.validate.plan import plan, works_of
 from serve.validate.results import Accuracy, Arm, Exactness, Load, Protocol, Run, Start
 from tests.e2e.running import BIN, Server
+from tests.processes import left
 
 SMALLEST = (
     "--concurrencies",
@@ -106,7 +107,7 @@ def test_a_run_that_is_stopped_is_reported_and_goes_on(tmp_path: Path) -> None:
     assert code == 5, err
     assert "the report is partial; the same command measures the rest" in err
     assert Path(out.strip()).exists()
-    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not left(family)
     kept = (directory / "load/round-1-off-c1.json").read_bytes()
     assert written(directory) < planned(run_of(directory).protocol)
 
@@ -269,7 +270,7 @@ def test_interrupted_at_ten_random_points_it_resumes_to_the_same_cells(tmp_path:
             process.send_signal(draws.choice((signal.SIGINT, signal.SIGTERM)))
         code, _, err = ended(process)
         assert code in (0, 5, -signal.SIGTERM), err  # before there was anything to stop, as any command
-        assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        assert not left(family)
         now = {path.name: path.read_bytes() for path in (directory / "load").glob("*.json")}
         assert kept.items() <= now.items()  # what was measured is not measured again
         kept = now

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from ended_processes import gone
 
 from patches.install import vllm_root
 from serve.profile import load
 from serve.validate.children import child, complaint, tool_environment
 from serve.validate.servers import captured, tokenizer_words
 from serve.validate.stopping import StoppedError
+from tests.processes import gone
 
 PARENT_OF_ANOTHER = (
     "import subprocess, sys, time\n"

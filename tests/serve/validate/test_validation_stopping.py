@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import psutil
 import pytest
-from ended_processes import gone
 from validation_samples import Imagined, begun
 
 from serve.commands.validate import carry_out
@@ -32,6 +31,7 @@ from serve.validate.results import Arm
 from serve.validate.servers import RunningServer
 from serve.validate.stopping import StoppedError, go_on, stoppable
 from serve.validate.store import opened
+from tests.processes import gone
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
