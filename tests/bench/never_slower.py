@@ -447,7 +447,8 @@ def machine() -> Iterator[tuple[str, str]]:
     from patches.install import vllm_release
 
     yield "vllm", vllm_release()
-    try:
+    # No driver, nothing to say of it.
+    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
         driver = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
             capture_output=True,
@@ -456,8 +457,6 @@ def machine() -> Iterator[tuple[str, str]]:
             check=True,
         )
         yield "driver", driver.stdout.split()[0]  # a line for each GPU
-    except (OSError, subprocess.SubprocessError, IndexError):
-        yield "driver", "unknown"
 
 
 def main() -> None:

@@ -242,33 +242,37 @@ def start_section(rows: list[Row]) -> list[str]:
     )
 
 
-def staleness_section(rows: list[Row]) -> list[str]:
-    found = [row for row in rows if row["part"] == "staleness"]
-    if not found:
-        return []
+OLDER, NEWER = "patched", "without-unblocked-confidences"
+"""Arms whose budgets read record N-2 and record N-1."""
+
+
+def staleness_batches(rows: list[Row]) -> list[dict[str, Row]]:
+    """Arm -> measurement, of every batch of prompts that both arms answered."""
     by_batch: dict[tuple[str, int], dict[str, Row]] = defaultdict(dict)
-    for row in found:
-        by_batch[row["run"], row["first_prompt"]][row["arm"]] = row
-    whole = [arms for arms in by_batch.values() if len(arms) > 1]
+    for row in rows:
+        if row["part"] == "staleness":
+            by_batch[row["run"], row["first_prompt"]][row["arm"]] = row
+    return [arms for arms in by_batch.values() if {OLDER, NEWER} <= set(arms)]
+
+
+def request_steps_and_length(batches: list[dict[str, Row]], arm: str) -> tuple[int, float]:
+    """Pairs of a request and a step, and the acceptance length over them."""
+    steps = sum(arms[arm]["request_steps"] for arms in batches)
+    return steps, 1 + sum(arms[arm]["accepted"] for arms in batches) / steps
+
+
+def staleness_section(rows: list[Row]) -> list[str]:
+    batches = staleness_batches(rows)
+    if not batches:
+        return []
     lines = ["### What a record's age costs", "", "The bundled pair on a CPU, 16 greedy requests at a time.", ""]
-    lengths = {
-        arm: 1
-        + sum(arms[arm]["accepted"] for arms in whole) / max(sum(arms[arm]["request_steps"] for arms in whole), 1)
-        for arm in ordered(whole[0])
-    }
-    same = sum(len({row["said"] for row in arms.values()}) == 1 for arms in whole)
+    shown_of = {name: request_steps_and_length(batches, arm) for name, arm in (("N-1", NEWER), ("N-2", OLDER))}
     lines += table(
         ["budget reads", "request-steps", "acceptance length"],
-        [
-            [
-                "record N-2" if arm == "patched" else "record N-1",
-                str(sum(arms[arm]["request_steps"] for arms in whole)),
-                f"{length:.4f}",
-            ]
-            for arm, length in lengths.items()
-        ],
+        [[f"record {name}", str(steps), f"{length:.4f}"] for name, (steps, length) in shown_of.items()],
     )
-    lines += [f"Answers were the same in {same} of {len(whole)} batches.", ""]
+    same = sum(arms[OLDER]["said"] == arms[NEWER]["said"] for arms in batches)
+    lines += [f"Answers were the same in {same} of {len(batches)} batches.", ""]
     return lines
 
 
@@ -356,6 +360,9 @@ def criteria_section(rows: list[Row]) -> list[str]:
         if shares:
             share = median(shares)
             state(f"graph capture, {what}, patched / fixed", "at most 1.3", share, share <= 1.3, 2)
+    if batches := staleness_batches(rows):
+        share = request_steps_and_length(batches, OLDER)[1] / request_steps_and_length(batches, NEWER)[1]
+        state("acceptance length, budgets of record N-2 / N-1", "at least 0.995", share, share >= 0.995, 4)
     for (workload, requests), arms in sorted(by_round(rows, "grids").items()):
         found = ratio(arms, "patched", [UPSTREAMS_GRID])
         if found:

@@ -136,3 +136,22 @@ def test_a_run_goes_on_where_another_ended(tmp_path):
     assert not again.has("micro", of="metadata")
     again.record("micro", of="metadata")
     assert [row["part"] for row in report.read([raw])][-1] == "micro", "a cut line spoils no other"
+
+
+def test_what_a_records_age_costs_is_counted_over_batches_that_both_answered():
+    def answered(arm: str, first: int, steps: int, accepted: int) -> dict:
+        base = {"run": "1", "part": "staleness", "arm": arm, "first_prompt": first, "said": first}
+        return base | {"request_steps": steps, "accepted": accepted}
+
+    rows = [
+        answered(report.NEWER, 0, 100, 150),
+        answered(report.OLDER, 0, 100, 148),
+        answered(report.NEWER, 32, 100, 100),
+        answered(report.OLDER, 32, 100, 101) | {"said": 7},
+        answered(report.NEWER, 64, 100, 700),
+    ]
+    text = "\n".join(report.staleness_section(rows))
+    assert "| record N-1 | 200 | 2.2500 |" in text
+    assert "| record N-2 | 200 | 2.2450 |" in text
+    assert "the same in 1 of 2 batches" in text
+    assert "N-2 / N-1 | at least 0.995 | 0.9978 | yes |" in "\n".join(report.criteria_section(rows))
