@@ -155,3 +155,13 @@ def test_what_a_records_age_costs_is_counted_over_batches_that_both_answered():
     assert "| record N-2 | 200 | 2.2450 |" in text
     assert "the same in 1 of 2 batches" in text
     assert "N-2 / N-1 | at least 0.995 | 0.9978 | yes |" in "\n".join(report.criteria_section(rows))
+
+
+def test_the_readme_says_what_was_measured():
+    rows = json.loads(report.DATA.read_text())["never_slower"]
+    found = [
+        report.ratio(arms, "patched", ["fixed", "upstream"]) for arms in report.by_round(rows, "workloads").values()
+    ]
+    shares = [1 / each[0] for each in found if each]
+    readme = (report.HERE.parents[1] / "README.md").read_text()
+    assert f"{min(shares):.3f} to {max(shares):.3f} times the tokens of the better of" in readme
