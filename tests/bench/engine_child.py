@@ -12,70 +12,11 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tests.bench import waves
+from tests.bench.decoding import decode
 from tests.bench.waves import prompts
-
-
-class TooFewTokensError(RuntimeError):
-    """A request ended before every other had begun, so they never all ran together."""
-
-
-@dataclass
-class Decoding:
-    """What requests did while all of them decoded: no prompt waited any more, and none had ended.
-
-    Attributes:
-        seconds: From the output with which the last request began to the one with which the first ended.
-        tokens: What all of them got in that time.
-        outputs: Steps, as the client sees them.
-    """
-
-    seconds: float
-    tokens: int
-    outputs: int
-
-
-def decode(engine: Any, batch: list[dict[str, Any]], tokens: int) -> Decoding:
-    """Send requests at once and let all of them end.
-
-    Raises:
-        TooFewTokensError: one ended before the last began.
-    """
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    core = engine.llm_engine
-    sampling = SamplingParams(
-        temperature=1.0,
-        max_tokens=tokens,
-        ignore_eos=True,
-        detokenize=False,
-        seed=1,
-        output_kind=RequestOutputKind.DELTA,
-    )
-    names = [f"{time.monotonic_ns()}-{number}" for number in range(len(batch))]
-    for name, each in zip(names, batch, strict=True):
-        core.add_request(name, each, sampling.clone())
-    waiting = set(names)
-    began = ended = None
-    made = steps = 0
-    while core.has_unfinished_requests():
-        outputs = core.step()
-        now = time.perf_counter()
-        if began is not None and ended is None:
-            made += sum(len(output.outputs[0].token_ids) for output in outputs)
-            steps += 1
-        waiting.difference_update(output.request_id for output in outputs)
-        if began is None and not waiting:
-            began = now
-        if ended is None and any(output.finished for output in outputs):
-            ended = now
-    if began is None or ended is None or not made:
-        raise TooFewTokensError(f"{tokens} tokens are too few for {len(batch)} requests to run together")
-    return Decoding(ended - began, made, steps)
 
 
 def measure(engine: Any, requests: int, tokens: int, prompt: int, repeats: int) -> dict[str, Any]:

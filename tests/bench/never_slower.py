@@ -13,16 +13,18 @@ Parts:
   overhead   confidences forced to 0.999 and every draft accepted: budgets are full, only the overhead differs
   micro      the indexer's metadata, and the ranking, by themselves
   workloads  synthetic acceptance with varying confidences of the same mean, from 1 to 256 requests, and the overhead
-  startup    time and memory of graph capture, one engine after another; then throughput with both grids
+  startup    time and memory of graph capture, one engine after another, in turns
+  grids      throughput with the coarser grid of captured sizes and with upstream's
   trace      PyTorch's profiler over some steps, adaptive and fixed
   staleness  acceptance length with confidences one record older, of the bundled pair, on a CPU
 
-On a fresh H200 host, three calls of at most ten minutes each, then the report:
+On an H200 host, calls of at most ten minutes each, then the report:
 
-  python -m tests.bench.never_slower --raw micro.jsonl --only micro --part-seconds 120
   python -m tests.bench.never_slower --raw workloads.jsonl --only workloads --rounds 9 --part-seconds 540
   python -m tests.bench.never_slower --raw startup.jsonl --only startup --rounds 3 --part-seconds 480
-  python -m tests.bench.never_slower --report micro.jsonl workloads.jsonl startup.jsonl
+  python -m tests.bench.never_slower --raw grids.jsonl --only grids,trace --rounds 5 --part-seconds 300
+  python -m tests.bench.never_slower --raw micro.jsonl --only micro --part-seconds 120
+  python -m tests.bench.never_slower --report workloads.jsonl startup.jsonl grids.jsonl micro.jsonl
 
 Does the driver work? On any CPU: the same with `--cpu-smoke --arms fixed,patched --rounds 1 --most 4`.
 """
@@ -47,7 +49,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.arms import ARMS, DRAFTS, REPOSITORY, Arm, Engine, EngineError, Setting
-from tests.bench.never_slower_report import read, token_ms
+from tests.bench.never_slower_report import UPSTREAMS_GRID, read, token_ms
 
 WORKLOADS: dict[str, list[float]] = {
     "full": [1.0] * DRAFTS,
@@ -69,6 +71,8 @@ CONCURRENCY = (1, 4, 16, 64, 128, 256)
 PROMPT = 32
 START_S, MEASURE_S = 420.0, 120.0
 """How long an engine may take to start, and for one measurement; five times as long on a CPU."""
+START_ROOM_S = 60.0
+"""A start is not begun with less time left; five times as much on a CPU."""
 
 
 class Run:
@@ -118,10 +122,12 @@ def say(*what: object) -> None:
 
 
 @contextlib.contextmanager
-def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together: bool) -> Iterator[dict[str, Engine]]:
+def started(
+    run: Run, part: str, arms: list[Arm], setting: Setting, *, together: bool, **facts: Any
+) -> Iterator[dict[str, Engine]]:
     """Engines that started; with the block every one ends, also one that an interrupted start leaves.
 
-    Together saves time; one at a time leaves each start a quiet device but for idle ones.
+    Together saves time; one at a time leaves each start a quiet device but for idle ones. `facts` are recorded.
     """
     engines: dict[str, Engine] = {}
     waiting = list(arms)
@@ -137,12 +143,14 @@ def started(run: Run, part: str, arms: list[Arm], setting: Setting, *, together:
                 begun.append(Engine(arm, setting, run.folder / part))
                 ends.callback(begun[-1].stop)
             engines |= {
-                engine.arm.name: engine for engine in begun if became_ready(run, part, engine, together=together)
+                engine.arm.name: engine
+                for engine in begun
+                if became_ready(run, part, engine, together=together, **facts)
             }
         yield engines
 
 
-def became_ready(run: Run, part: str, engine: Engine, *, together: bool) -> bool:
+def became_ready(run: Run, part: str, engine: Engine, **facts: Any) -> bool:
     """Wait for an engine that was begun and record its start; one that fails is ended at once."""
     try:
         ready = engine.wait_until_ready(min(START_S * patience(engine.setting), run.left()))
@@ -152,7 +160,7 @@ def became_ready(run: Run, part: str, engine: Engine, *, together: bool) -> bool
         return False
     name, size = engine.arm.name, engine.setting.size
     capture = re.findall(r"Graph capturing finished in (\d+) secs, took ([\d.]+) GiB", engine.tail(200_000))
-    run.record("start", of=part, arm=name, size=size, together=together, capture=capture, **ready)
+    run.record("start", of=part, arm=name, size=size, capture=capture, **facts, **ready)
     say(f"{name}: ready in {ready['ready_s']} s, graphs {capture}")
     return True
 
@@ -253,8 +261,8 @@ def workloads(run: Run, options: argparse.Namespace) -> None:
             workload,
             requests,
             1025 if requests <= FEW else 257 if requests < 256 else 161,  # as many as the KV cache holds
-            # Without drafts every token is a step: left out where it loses by far, or by the workload's nature.
-            arms=[name for name in every if name != "off" or (requests >= 128 and workload == "high")],
+            # Without drafts every token is a step: left out where there are few, and the same in every workload.
+            arms=[name for name in every if name != "off" or (requests >= 64 and workload == "high")],
         )
         for requests in CONCURRENCY
         for workload in WORKLOADS
@@ -330,34 +338,37 @@ def trace_steps(engine: Engine, cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def startup(run: Run, options: argparse.Namespace) -> None:
-    """One start after another, each with no other engine running; then throughput, interleaved where all fit."""
+    """One start after another with no other engine on the device; the arms take turns, in another order each time."""
     setting = Setting(options.size or "4b", 256, 2048, 9.0)
     if setting.size == "cpu":
         setting = Setting("cpu", 16, 0, 0.25)
-    names = options.arms or ["fixed", "patched", "without-coarser-capture-grid", "upstream"]
-    compared = [name for name in names if name not in ("fixed", "upstream")]
-    cells = [
-        cell_of(setting, workload, requests, 161, arms=compared)
-        for requests in CONCURRENCY
-        for workload in WORKLOADS
-        if 1 < requests <= options.most and workload != "full"
-    ]
-    rounds = run.rounds_left("grids", compared, cells, options.rounds)
-    if not rounds:
-        say(f"startup: all {options.rounds} rounds are there")
-        return
+    names = options.arms or ["fixed", "patched", UPSTREAMS_GRID]
     if setting.size != "cpu" and not (run.folder / "caches").exists():
         # The first engines of a host compile its kernels, and the later ones would look the better for it.
         ends = [ARMS[name] for name in dict.fromkeys((names[0], names[-1]))]
         with started(run, "startup-compiling", ends, setting, together=True):
             pass
-    for _ in range(options.starts - 1):
-        for name in names:
-            with started(run, "startup", [ARMS[name]], setting, together=False):
+    for turn in range(options.rounds):
+        for name in rotated(names, turn):
+            if run.has("start", of="startup", arm=name, turn=turn):
+                continue
+            if run.left() < START_ROOM_S * patience(setting):
+                say(f"startup: no time left in turn {turn}")
+                return
+            with started(run, "startup", [ARMS[name]], setting, together=False, turn=turn):
                 pass
-    with started(run, "startup", [ARMS[name] for name in names], setting, together=False) as engines:
-        profile_costs(run, engines)
-        measure(run, "grids", engines, cells, rounds)
+
+
+def grids(run: Run, options: argparse.Namespace) -> None:
+    """Throughput with the coarser grid of captured sizes and with upstream's; nothing else differs."""
+    setting = Setting(options.size or "4b", 256, 2048, 9.0)
+    cells = [
+        cell_of(setting, workload, requests, 257 if requests < 256 else 161)
+        for requests in CONCURRENCY
+        for workload in WORKLOADS
+        if 1 < requests <= options.most and workload != "full"
+    ]
+    with_engines(run, "grids", options, ["patched", UPSTREAMS_GRID], setting, cells)
 
 
 def micro(run: Run, options: argparse.Namespace) -> None:
@@ -427,6 +438,7 @@ PARTS = {
     "workloads": workloads,
     "trace": trace,
     "startup": startup,
+    "grids": grids,
     "staleness": staleness,
 }
 
@@ -463,9 +475,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw", type=Path, default=Path("never-slower.jsonl"), help="measurements, one a line")
     parser.add_argument("--part-seconds", type=float, default=480.0, help="when each part stops")
-    parser.add_argument("--only", default="overhead,micro,workloads,startup", help="parts, in order, with commas")
+    parser.add_argument("--only", default="micro,workloads,startup,grids", help="parts, in order, with commas")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--starts", type=int, default=3, help="of each engine of startup, in turns")
     parser.add_argument("--size", help="8b, 4b or tiny; each part has its own default")
     parser.add_argument("--most", type=int, default=256, help="largest number of concurrent requests")
     parser.add_argument("--prompts", type=int, default=128, help="prompts of staleness")

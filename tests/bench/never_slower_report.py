@@ -84,6 +84,12 @@ def shown(found: tuple[float, float, float] | None) -> str:
     return "" if found is None else f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})"
 
 
+NAME = 160
+"""Characters shown of a kernel's name; what its template is instantiated with fills hundreds."""
+
+FEW = 4
+"""Requests up to which full budgets are asked for by the time a token."""
+
 UPSTREAMS_GRID = "without-coarser-capture-grid"
 ORDER = ("off", "fixed", "upstream", "unpatched", "patched")
 
@@ -131,10 +137,11 @@ def workload_section(rows: list[Row], part: str, title: str, rivals: tuple[str, 
             "",
         ]
         lines += table(
-            ["requests", *arms],
+            ["requests", "rounds", *arms],
             [
                 [
                     str(requests),
+                    str(max(map(len, each.values()))),
                     *(spread((1e3 * requests / ms for ms in each[a].values()), 0) if a in each else "" for a in arms),
                 ]
                 for requests, each in sorted(found.items())
@@ -293,8 +300,7 @@ def trace_section(rows: list[Row]) -> list[str]:
             [
                 str(requests),
                 arm,
-                *(f"{row[key]:.1f}" for key in ("device_us", "idle_us", "kernels")),
-                f"{sum(us for us, _ in row['by_host'].values()):.1f}",
+                *(f"{row[key]:.1f}" for key in ("device_us", "idle_us", "kernels", "host_us")),
             ]
             for (requests, arm), row in traces.items()
         ],
@@ -303,7 +309,7 @@ def trace_section(rows: list[Row]) -> list[str]:
     lines += table(
         ["requests", "what", "name", "us"],
         [
-            [str(requests), what, name.replace("|", "\\|"), f"{us:+.1f}"]
+            [str(requests), what, name[:NAME].replace("|", "\\|"), f"{us:+.1f}"]
             for (requests, arm), row in traces.items()
             if arm == "patched" and (requests, "fixed") in traces
             for what in ("kernel", "gap", "host")
@@ -321,10 +327,11 @@ def criteria_section(rows: list[Row]) -> list[str]:
         body.append([what, target, f"{measured:.{digits}f}", "yes" if met else "no"])
 
     for part in ("overhead", "workloads"):
+        sizes = ", ".join(sorted({row["size"] for row in rows if row["part"] == part}))
         for (workload, requests), arms in sorted(by_round(rows, part).items()):
             found = ratio(arms, "patched", ["fixed"])
-            if found and workload == "full" and requests <= 4:
-                what = f"time a token, full budgets, {requests} requests, patched / fixed"
+            if found and workload == "full" and requests <= FEW:
+                what = f"time a token, full budgets, {sizes}, {requests} requests, patched / fixed"
                 state(what, "at most 1.01", found[0], found[0] <= 1.01, 3)
     micro = {"metadata": [], "ranking": []} | by_key(
         [row for row in rows if row["part"] == "micro" and "costs" in row], "of"
@@ -347,19 +354,26 @@ def criteria_section(rows: list[Row]) -> list[str]:
     for (workload, requests), arms in sorted(by_round(rows, "workloads").items()):
         for others, target in ((["fixed", "upstream", "unpatched"], 0.99), (["off"], 1.0)):
             found = ratio(arms, "patched", others)
+            # The time a token of the same rounds is above.
+            if workload == "full" and requests <= FEW:
+                continue
             if found and (others != ["off"] or workload == "high"):
                 other = "off" if others == ["off"] else "best other"
                 what = f"throughput, {workload}, {requests} requests, patched / {other}"
                 state(what, f"at least {target}", 1 / found[0], 1 / found[0] >= target, 3)
-    starts = by_key(
-        [row for row in rows if row["part"] == "start" and row["of"] == "startup" and row["capture"]], "arm"
-    )
+    starts: dict[str, dict[int, Row]] = defaultdict(dict)
+    for row in rows:
+        if row["part"] == "start" and row["of"] == "startup" and row["capture"]:
+            starts[row["arm"]][row["turn"]] = row
     for place, what in enumerate(("time", "memory")):
-        pairs = zip(starts.get("patched", ()), starts.get("fixed", ()), strict=False)
-        shares = [float(ours["capture"][-1][place]) / float(fixed["capture"][-1][place]) for ours, fixed in pairs]
+        shares = [
+            float(starts["patched"][turn]["capture"][-1][place]) / float(fixed["capture"][-1][place])
+            for turn, fixed in starts["fixed"].items()
+            if turn in starts["patched"]
+        ]
         if shares:
-            share = median(shares)
-            state(f"graph capture, {what}, patched / fixed", "at most 1.3", share, share <= 1.3, 2)
+            compared = f"graph capture, {what}, patched / fixed, {len(shares)} pairs"
+            state(compared, "at most 1.3", median(shares), median(shares) <= 1.3, 2)
     if batches := staleness_batches(rows):
         share = request_steps_and_length(batches, OLDER)[1] / request_steps_and_length(batches, NEWER)[1]
         state("acceptance length, budgets of record N-2 / N-1", "at least 0.995", share, share >= 0.995, 4)

@@ -1,10 +1,8 @@
 """`python -m tests.bench.priced_steps`: what the cost tables say of the steps that never_slower measured.
 
-First, the price of fixed verification.
-
-Fixed verification verifies every draft, so its steps need no decision: requests that end as the workload's acceptance
-lets them are simulated, each step is priced by the recorded curves, and the mean step is set beside the measured one.
-The difference is what the tables leave out (logits, sampling, the host) or have too much.
+First, the price of fixed verification. It verifies every draft, so that its steps need no decision: while all requests
+run each is of as many tokens, priced by the curves that the same run recorded, and set beside the measured step. The
+difference is what the tables leave out (logits, sampling, the host) or have too much.
 
 Then, the budgets that the tables make best at the largest batch: with points that fall raised by a running maximum, as
 upstream does, or pooled at their median; within the rejection sampler's chunk, or without that bound.
@@ -17,7 +15,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,36 +42,24 @@ def cost_tables(costs: Row, requests: int, tokens: int, *, pooled: bool) -> Cost
     )
 
 
-def priced_step_ms(costs: Row, rates: list[float], requests: int, tokens: int) -> float:
-    """Milliseconds of drafting and verifying, the mean of all steps of a batch that begins together."""
-    rng = np.random.default_rng(0)
-    tables = cost_tables(costs, requests, requests * (len(rates) + 1), pooled=False)
-    steps = []
-    for _ in range(REPETITIONS):
-        left = np.full(requests, tokens - 1)
-        while (left > 0).any():
-            running = np.flatnonzero(left > 0)
-            accepted = np.cumprod(rng.random((running.size, len(rates))) < rates, axis=1).sum(axis=1)
-            left[running] -= accepted + 1
-            width = running.size * (len(rates) + 1)
-            steps.append(tables.draft_ms[running.size] + tables.verify_ms[width])
-    return float(np.mean(steps))
+def full_step_ms(costs: Row, requests: int, drafts: int) -> float:
+    """Milliseconds of drafting for so many requests and verifying all their drafts."""
+    tokens = requests * (drafts + 1)
+    tables = cost_tables(costs, requests, tokens, pooled=False)
+    return float(tables.draft_ms[requests] + tables.verify_ms[tokens])
 
 
-def rows(data: list[Row]) -> Iterator[list[str]]:
-    from tests.bench.never_slower import WORKLOADS
+def rows(measured: list[Row], profiles: list[Row]) -> Iterator[list[str]]:
+    from tests.bench.never_slower import DRAFTS
 
-    costs = [row for row in data if row["part"] == "costs" and row["size"] == "4b"]
-    measured: dict[tuple[str, int, int], list[float]] = {}
-    for row in data:
-        if row["part"] == "workloads" and row["arm"] == "fixed":
-            cell = measured.setdefault((row["workload"], row["requests"], row["tokens"]), [])
-            cell.append(1e3 * sum(row["decode_s"]) / sum(row["outputs"]))
-    for (workload, requests, tokens), each in sorted(measured.items()):
-        shown: list[Any] = [workload, requests, f"{median(each):.2f}"]
-        for profile in costs:
-            shown.append(f"{priced_step_ms(profile, WORKLOADS[workload], requests, tokens):.2f}")
-        yield list(map(str, shown))
+    cells: dict[tuple[int, str], list[float]] = {}
+    for row in measured:
+        if row["arm"] == "fixed":
+            step = 1e3 * sum(row["decode_s"]) / sum(row["outputs"])
+            cells.setdefault((row["requests"], row["workload"]), []).append(step)
+    for (requests, workload), steps in sorted(cells.items()):
+        prices = (f"{full_step_ms(profile, requests, DRAFTS):.2f}" for profile in profiles)
+        yield [str(requests), workload, f"{median(steps):.2f}", *prices]
 
 
 def best_budgets(costs: Row, rates: list[float], requests: int, *, pooled: bool, bound: bool) -> list[int]:
@@ -105,9 +90,11 @@ def main() -> None:
     from tests.bench.never_slower import WORKLOADS
 
     data = json.loads(DATA.read_text())["never_slower"]
-    profiles = [row for row in data if row["part"] == "costs" and row["size"] == "4b"]
+    measured = [row for row in data if row["part"] == "workloads"]
+    runs = {row["run"] for row in measured}
+    profiles = [row for row in data if row["part"] == "costs" and row["run"] in runs]
     heads = [f"priced by {row['arm']}" for row in profiles]
-    print("\n".join(table(["workload", "requests", "measured", *heads], list(rows(data)))))
+    print("\n".join(table(["requests", "workload", "measured", *heads], list(rows(measured, profiles)))))
     for profile in profiles:
         requests = int(profile["draft"][-1][0])
         print(f"Best budgets of {requests} requests, curve of {profile['arm']}:")

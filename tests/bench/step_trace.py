@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-KEPT = 60
-"""So many of the dearest kernels, gaps and host calls are kept."""
-
-NAME = 90
-"""Characters of a kernel's name; what its template is instantiated with fills hundreds."""
+LEAST = 0.5
+"""Microseconds a step that a kernel, gap or host call is kept from. What is not there takes less."""
 
 Spent = dict[str, tuple[float, float]]
 """Name -> (microseconds, times), both a step."""
@@ -23,8 +20,9 @@ def summarize(events: Iterable[Any], steps: int) -> dict[str, Any]:
         steps: Engine steps while the profiler ran.
 
     Returns:
-        `steps`; a step's `device_us` from kernel to kernel, of it `idle_us`, and its number of `kernels`; `by_kernel`,
-        `by_gap` and `by_host`: `Spent`, the dearest first. A gap is named by the kernels before and after it.
+        `steps`; a step's `device_us` from its first kernel to its last, of it `idle_us`, its number of `kernels`, and
+        `host_us`; `by_kernel`, `by_gap` and `by_host`: `Spent`, the dearest first, none below `LEAST`. A gap is named
+        by the kernels before and after it.
     """
     from torch.autograd import DeviceType
 
@@ -32,9 +30,9 @@ def summarize(events: Iterable[Any], steps: int) -> dict[str, Any]:
     host: dict[str, list[float]] = {}
     for event in events:
         if event.device_type == DeviceType.CUDA:
-            device.append((event.time_range.start, event.time_range.end, event.name[:NAME]))
+            device.append((event.time_range.start, event.time_range.end, event.name))
         elif event.device_type == DeviceType.CPU:
-            host.setdefault(event.name[:NAME], []).append(event.self_cpu_time_total)
+            host.setdefault(event.name, []).append(event.self_cpu_time_total)
     kernels, gaps = _kernels_and_gaps(sorted(device))
     span = max(end for _, end, _ in device) - min(start for start, _, _ in device) if device else 0.0
     return {
@@ -42,6 +40,7 @@ def summarize(events: Iterable[Any], steps: int) -> dict[str, Any]:
         "device_us": round(span / steps, 1),
         "idle_us": round(sum(map(sum, gaps.values())) / steps, 1),
         "kernels": round(len(device) / steps, 2),
+        "host_us": round(sum(map(sum, host.values())) / steps, 1),
         "by_kernel": _dearest(kernels, steps),
         "by_gap": _dearest(gaps, steps),
         "by_host": _dearest(host, steps),
@@ -56,7 +55,7 @@ def _kernels_and_gaps(device: list[tuple[float, float, str]]) -> tuple[dict[str,
     for start, end, name in device:
         kernels.setdefault(name, []).append(end - start)
         if start > busy_until:
-            gaps.setdefault(f"{before[: NAME // 2]} -> {name[: NAME // 2]}", []).append(start - busy_until)
+            gaps.setdefault(f"{before} -> {name}", []).append(start - busy_until)
         if end > busy_until:
             busy_until, before = end, name
     return kernels, gaps
@@ -64,11 +63,12 @@ def _kernels_and_gaps(device: list[tuple[float, float, str]]) -> tuple[dict[str,
 
 def _dearest(times: dict[str, list[float]], steps: int) -> Spent:
     spent = {name: (round(sum(each) / steps, 2), round(len(each) / steps, 2)) for name, each in times.items()}
-    return dict(sorted(spent.items(), key=lambda item: -item[1][0])[:KEPT])
+    kept = {name: each for name, each in spent.items() if each[0] >= LEAST}
+    return dict(sorted(kept.items(), key=lambda item: -item[1][0]))
 
 
 def differences(of: Spent, to: Spent, count: int) -> list[tuple[str, float]]:
-    """(name, microseconds a step that `of` spends more), the largest first, whichever sign; none below a tenth."""
+    """(name, microseconds a step that `of` spends more), the largest first, whichever sign; none that `LEAST` hides."""
     more = {name: of.get(name, (0.0, 0.0))[0] - to.get(name, (0.0, 0.0))[0] for name in [*of, *to]}
     ordered = sorted(more.items(), key=lambda item: -abs(item[1]))
-    return [(name, us) for name, us in ordered[:count] if abs(us) >= 0.1]
+    return [(name, us) for name, us in ordered[:count] if abs(us) > LEAST]

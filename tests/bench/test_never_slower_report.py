@@ -12,7 +12,7 @@ from tests.bench.never_slower import Run
 
 def row(part: str, arm: str, number: int, seconds: float, **more: object) -> dict:
     """Ten tokens of each of four requests."""
-    base = {"run": "1", "part": part, "arm": arm, "round": number, "workload": "full", "requests": 4, "tokens": 11}
+    base = {"run": "1", "part": part, "arm": arm, "round": number, "workload": "full", "requests": 4, "size": "4b"}
     return base | {"decode_s": [seconds], "decoded": [40]} | more
 
 
@@ -55,7 +55,7 @@ def test_ratios_are_taken_round_by_round():
 def test_the_section_names_the_command_and_says_what_was_missed():
     text = report.section(ROWS)
     assert "`python -m tests.bench.never_slower --seconds 9`: device a card, vllm 0.32.0" in text
-    assert "| time a token, full budgets, 4 requests, patched / fixed | at most 1.01 | 1.100 | no |" in text
+    assert "| time a token, full budgets, 4b, 4 requests, patched / fixed | at most 1.01 | 1.100 | no |" in text
     assert "| 4 | 1.225 (1.200 to 1.250) | 1.100 (1.000 to 1.200) |" in text
     assert "Start-up" not in text, "nothing that was not measured"
 
@@ -75,28 +75,36 @@ def test_raw_rounds_and_section_are_written_and_rewritten(tmp_path, monkeypatch)
     assert json.loads(data.read_text()) == {"another": [1], "never_slower": ROWS}
 
 
+def start(arm: str, turn: int, *capture: tuple[str, str], of: str = "startup") -> dict:
+    """Several captures: an earlier one of the same start only estimates."""
+    base = {"run": "1", "part": "start", "of": of, "arm": arm, "size": "4b", "ready_s": 30.0, "together": False}
+    return base | {"turn": turn, "capture": [list(each) for each in capture]}
+
+
 def test_what_a_start_and_a_coarser_grid_cost_is_stated():
     rows = [
-        {"run": "1", "part": "start", "of": "startup", "arm": "fixed", "capture": [["13", "4.0"]]},
-        {"run": "1", "part": "start", "of": "startup", "arm": "patched", "capture": [["70", "9.0"], ["16", "5.6"]]},
-        {"run": "1", "part": "start", "of": "overhead", "arm": "patched", "capture": [["99", "9.9"]]},
+        start("fixed", 0, ("13", "4.0")),
+        start("patched", 0, ("70", "9.0"), ("16", "5.6")),
+        start("patched", 0, ("99", "9.9"), of="overhead"),
         row("grids", "patched", 0, 0.101),
         row("grids", report.UPSTREAMS_GRID, 0, 0.100),
         row("grids", "fixed", 0, 0.001),
     ]
     text = "\n".join(report.criteria_section(rows))
-    assert "| graph capture, time, patched / fixed | at most 1.3 | 1.23 | yes |" in text
-    assert "| graph capture, memory, patched / fixed | at most 1.3 | 1.40 | no |" in text
+    assert "| graph capture, time, patched / fixed, 1 pairs | at most 1.3 | 1.23 | yes |" in text
+    assert "| graph capture, memory, patched / fixed, 1 pairs | at most 1.3 | 1.40 | no |" in text
     assert "| throughput, full, 4 requests, patched / upstream's grid | at least 0.99 | 0.990 | yes |" in text
 
 
-def test_of_several_pairs_of_starts_the_median_counts():
-    def start(arm: str, seconds: str) -> dict:
-        return {"run": "1", "part": "start", "of": "startup", "arm": arm, "capture": [[seconds, "4.0"]]}
-
-    pairs = (("10", "20"), ("10", "11"), ("20", "20"))
-    rows = [start(arm, took) for fixed, ours in pairs for arm, took in (("fixed", fixed), ("patched", ours))]
-    assert "patched / fixed | at most 1.3 | 1.10 | yes |" in "\n".join(report.criteria_section(rows))
+def test_starts_are_paired_by_their_turn_and_the_median_pair_counts():
+    rows = [
+        start("fixed", 0, ("10", "4.0")),
+        start("patched", 0, ("11", "4.0")),
+        start("patched", 1, ("30", "4.0")),  # fixed did not start in this turn
+        start("patched", 2, ("33", "4.0")),
+        start("fixed", 2, ("30", "4.0")),
+    ]
+    assert "time, patched / fixed, 2 pairs | at most 1.3 | 1.10 | yes |" in "\n".join(report.criteria_section(rows))
 
 
 def test_a_slow_round_of_a_micro_benchmark_decides_nothing():

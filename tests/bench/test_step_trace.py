@@ -35,6 +35,7 @@ def test_a_step_is_summed_up():
     assert found["by_kernel"] == {"gemm": (10.0, 1.0), "copy": (7.0, 0.5)}
     assert found["by_gap"] == {"copy -> gemm": (2.0, 0.5)}
     assert found["by_host"] == {"launch": (4.0, 1.0)}
+    assert found["host_us"] == 4.0
 
 
 def test_without_a_device_there_are_host_calls_only():
@@ -47,6 +48,15 @@ def test_what_one_spends_more_or_less_is_ordered_by_its_size():
     of, to = {"a": (5.0, 1.0), "b": (1.0, 1.0)}, {"a": (4.0, 1.0), "c": (3.0, 2.0), "b": (1.05, 1.0)}
     assert differences(of, to, 9) == [("c", -3.0), ("a", 1.0)]
     assert differences(of, to, 1) == [("c", -3.0)]
+
+
+def test_what_is_too_little_to_be_kept_is_no_difference_and_yet_in_the_sum():
+    few, more = summarize([call("op", 0.4)], 1), summarize([call("op", 0.8), call("added", 5.0)], 1)
+    assert (few["by_host"], list(more["by_host"])) == ({}, ["added", "op"])
+    assert (few["host_us"], more["host_us"]) == (0.4, 5.8)
+    assert [name for name, _ in differences(more["by_host"], few["by_host"], 9)] == ["added", "op"]
+    more["by_host"]["op"] = (0.5, 1.0)
+    assert differences(more["by_host"], few["by_host"], 9) == [("added", 5.0)], "half a microsecond may be nothing"
 
 
 def test_the_report_lays_two_arms_side_by_side():
