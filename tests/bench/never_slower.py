@@ -44,7 +44,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -471,16 +471,31 @@ def machine() -> Iterator[tuple[str, str]]:
         yield "driver", driver.stdout.split()[0]  # a line for each GPU
 
 
+def some_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """A parser of names with commas between them."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(known)}")
+        return names
+
+    return parse
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw", type=Path, default=Path("never-slower.jsonl"), help="measurements, one a line")
     parser.add_argument("--part-seconds", type=float, default=480.0, help="when each part stops")
-    parser.add_argument("--only", default="micro,workloads,startup,grids", help="parts, in order, with commas")
+    parser.add_argument(
+        "--only", type=some_of(PARTS), default="micro,workloads,startup,grids", help="parts, in order, with commas"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", help="8b, 4b or tiny; each part has its own default")
     parser.add_argument("--most", type=int, default=256, help="largest number of concurrent requests")
     parser.add_argument("--prompts", type=int, default=128, help="prompts of staleness")
-    parser.add_argument("--arms", type=lambda text: text.split(","), help=f"some of {', '.join(ARMS)}")
+    parser.add_argument("--arms", type=some_of(ARMS), help=f"some of {', '.join(ARMS)}")
     parser.add_argument("--one-by-one", action="store_true", help="start engines one after another")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/never-slower"), help="models, logs and caches")
     parser.add_argument(
@@ -497,7 +512,7 @@ def main() -> None:
         options.size = "cpu"
     run = Run(options.raw, options.folder)
     run.record("machine", command=" ".join(sys.argv[1:]), **dict(machine()))
-    for name in options.only.split(","):
+    for name in options.only:
         run.begin(options.part_seconds)
         say(f"part {name}, {run.left():.0f} s")
         try:
