@@ -1,7 +1,7 @@
 """How fast requests decode while all of them do: no prompt waits any more, and none has ended.
 
-Outputs are timed by the engine core's own clock, where they come into being. A client that reads many requests' outputs
-may be slower than the engine for a while, and its clock would then tell its own speed.
+Outputs are timed by the engine core's own clock, where they come into being: what the client takes to read them is not
+in it.
 """
 
 from __future__ import annotations
