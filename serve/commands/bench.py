@@ -69,12 +69,16 @@ def _arms(endpoint: Endpoint, given: str | None) -> tuple[Arm, ...]:
     """One arm labels what the server does; two are switched.
 
     Raises:
-        InputError: several arms, and the server does not switch between them.
+        InputError: one that the server does not run, or several that it does not switch between.
     """
     if given is None:
         return (endpoint.likely_arm(),)
     arms = arms_of(given)
     if len(arms) == 1:
+        likely = endpoint.likely_arm()
+        # Others do not tell which way they verify; of a plain vLLM it is seen that it speculates.
+        if arms[0] is not likely and (endpoint.mode() is not None or arms[0] is Arm.OFF):
+            raise InputError(f"--arms {given}: {endpoint.url} runs {likely}; leave --arms out, or have it run {given}")
         return arms
     if Arm.OFF in arms:
         raise InputError("--arms: a running server cannot stop speculating; bench it once more, started without")

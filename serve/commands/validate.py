@@ -21,11 +21,11 @@ from serve.validate.accuracy import GSM8K, check_questions, missing_data
 from serve.validate.children import tool_environment
 from serve.validate.endpoint import key_in
 from serve.validate.here import check_extra, modules_of, run_here
-from serve.validate.plan import Serving, Task, needed_context, plan, works_of
+from serve.validate.plan import Cell, Serving, Task, Work, needed_context, plan, works_of
 from serve.validate.progress import Reporting
 from serve.validate.prompts import prompt_set
 from serve.validate.protocol import Options, profile_protocol
-from serve.validate.results import Arm, Protocol, Skipped
+from serve.validate.results import Arm, Load, Protocol, Skipped
 from serve.validate.runner import Servers, run
 from serve.validate.servers import ProfileServers
 from serve.validate.stopping import StoppedError, stoppable
@@ -87,6 +87,12 @@ def validate_command(
         for line in sorted(errors):
             print(f"dspark-serve: {line}", file=sys.stderr)
         return ExitCode.BAD_INPUT
+    context = starts[-1].max_model_len
+    if context is not None and protocol.output_tokens >= context:
+        raise InputError(
+            f"--output-tokens {protocol.output_tokens}: {recipe.name} has a context of {context} tokens for prompt and "
+            "answer together; give fewer, or a longer --set max_model_len=TOKENS"
+        )
     key = key_in(os.environ)
     longest = facts[-1].target.number("max_position_embeddings")
     skipped = what_is_skipped(protocol, longest, tool_environment(os.environ, key))
@@ -168,8 +174,21 @@ def carry_out(servings: Sequence[Serving], servers: Servers, store: Store, skipp
         code = ExitCode.START_FAILED
     if code is not ExitCode.OK:
         print("dspark-serve: the report is partial; the same command measures the rest", file=sys.stderr)
+    for failure in what_failed_whole(works, store):
+        print(f"dspark-serve: {failure}", file=sys.stderr)
+        code = ExitCode.START_FAILED if code is ExitCode.OK else code
     print(report)
     return code
+
+
+def what_failed_whole(works: Sequence[Work], store: Store) -> list[str]:
+    """Cells that are counted in the report and yet say nothing: every request failed, with the reason most had."""
+    failures = []
+    for work in works:
+        record = store.read(work.record, Load) if isinstance(work, Cell) else None
+        if record is not None and record.failed == record.requested:
+            failures.append(f"{work}: every request failed: {next(iter(record.errors), 'no reason given')}")
+    return failures
 
 
 def _verifications(protocol: Protocol) -> list[Verification]:

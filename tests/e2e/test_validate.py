@@ -171,6 +171,29 @@ def test_a_server_that_cannot_be_benched_is_named(words: tuple[str, ...], named:
     assert len(err.splitlines()) == 1
 
 
+def test_an_arm_that_the_server_does_not_run_is_refused(server: Server) -> None:
+    code, out, err = ended(started("bench", "--url", server.url, "--arms", "off"))
+    assert (code, out) == (2, "")
+    assert f"--arms off: {server.url} runs {server.client.get('/dspark/mode').json()['mode']}; leave --arms out" in err
+
+
+def test_answers_longer_than_the_context_are_refused_before_a_server_starts(tmp_path: Path) -> None:
+    code, out, err = ended(started("validate", "tiny-cpu", "--output-tokens", "1024", "--out", tmp_path / "run"))
+    assert (code, out) == (2, "")
+    assert "--output-tokens 1024: tiny-cpu has a context of 1024 tokens for prompt and answer together" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cell_of_which_every_request_failed_is_no_success(server: Server, tmp_path: Path) -> None:
+    words = ("--concurrencies", "1", "--rounds", "1", "--requests", "1", "--warmup-requests", "0")
+    code, out, err = ended(
+        started("bench", "--url", server.url, "--output-tokens", "5000", *words, "--out", tmp_path / "run")
+    )
+    assert code == 1
+    assert "at concurrency 1: every request failed: Bad Request" in err
+    assert Path(out.strip()).exists()
+
+
 def data_sets(folder: Path) -> list[str]:
     """A small data set of every format that `--prompts` takes."""
     texts = [f"def add_{number}(a, b):\n" for number in range(3)]
