@@ -95,7 +95,11 @@ def decode(engine: Any, batch: list[dict[str, Any]], tokens: int) -> Decoding:
         window.see(engine_core_timestamp, made)
         return process(outputs, engine_core_timestamp, *args, **kwargs)
 
-    sampling = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False, seed=1)
+    # Every arm sees the same draws, and each request others than its neighbour.
+    sampling = [
+        SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False, seed=number)
+        for number in range(len(batch))
+    ]
     processor.process_outputs = watched
     try:
         answers = engine.generate(batch, sampling, use_tqdm=False)
