@@ -90,8 +90,8 @@ Arms = Annotated[str | None, typer.Option(help="Of off, fixed and adaptive, sepa
 BenchArms = Annotated[
     str | None,
     typer.Option(
-        help="What the server's one arm is called (off, fixed or adaptive; without: what the server says); or "
-        "fixed,adaptive, to switch a dspark-serve between both."
+        help="What the server's one arm is called (off, fixed or adaptive; without: what the server says, which it "
+        "may not contradict); or fixed,adaptive, to switch a dspark-serve between both."
     ),
 ]
 Concurrencies = Annotated[
