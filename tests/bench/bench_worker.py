@@ -133,18 +133,19 @@ class BenchWorker:
             "verify": verify,
         }
 
-    def bench_trace(self, start: bool) -> dict[str, Any] | None:
-        """Start PyTorch's profiler, or stop it and return what it saw (`step_trace.summarize`)."""
+    def bench_begin_trace(self) -> None:
+        """Start PyTorch's profiler."""
         import torch
 
-        if start:
-            kinds = [torch.profiler.ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                kinds.append(torch.profiler.ProfilerActivity.CUDA)
-            self._bench_first_step = self._bench_steps
-            self._bench_profiler = torch.profiler.profile(activities=kinds)
-            self._bench_profiler.start()
-            return None
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        self._bench_first_step = self._bench_steps
+        self._bench_profiler = torch.profiler.profile(activities=kinds)
+        self._bench_profiler.start()
+
+    def bench_end_trace(self) -> dict[str, Any]:
+        """Stop it and return what it saw (`step_trace.summarize`)."""
         self._bench_profiler.stop()
         steps = max(self._bench_steps - self._bench_first_step, 1)
         found = summarize(self._bench_profiler.events(), steps)

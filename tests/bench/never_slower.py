@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.arms import ARMS, DRAFTS, REPOSITORY, Arm, Engine, EngineError, Setting
-from tests.bench.never_slower_report import UPSTREAMS_GRID, read, token_ms
+from tests.bench.never_slower_report import NEWER, OLDER, UPSTREAMS_GRID, read, token_ms
 
 WORKLOADS: dict[str, list[float]] = {
     "full": [1.0] * DRAFTS,
@@ -243,7 +243,7 @@ def cell_of(
 
 
 def overhead(run: Run, options: argparse.Namespace) -> None:
-    setting = Setting(options.size or "8b", 16, 128, 3.0)
+    setting = setting_of(options, size="8b", requests=16, graph_tokens=128, kv_gib=3.0)
     cells = [
         cell_of(setting, "full", requests, 385, repeats=3)
         for requests in CONCURRENCY
@@ -253,14 +253,14 @@ def overhead(run: Run, options: argparse.Namespace) -> None:
 
 
 def workloads(run: Run, options: argparse.Namespace) -> None:
-    setting = Setting(options.size or "4b", 256, 2048, 9.0)
+    setting = setting_of(options)
     every = options.arms or ["off", "fixed", "upstream", "patched"]
     cells = [
         cell_of(
             setting,
             workload,
             requests,
-            1025 if requests <= FEW else 257 if requests < 256 else 161,  # as many as the KV cache holds
+            1025 if requests <= FEW else tokens_that_fit(requests),
             # Without drafts every token is a step: left out where there are few, and the same in every workload.
             arms=[name for name in every if name != "off" or (requests >= 64 and workload == "high")],
         )
@@ -271,8 +271,22 @@ def workloads(run: Run, options: argparse.Namespace) -> None:
     with_engines(run, "workloads", options, ["off", "fixed", "upstream", "patched"], setting, cells)
 
 
+def setting_of(
+    options: argparse.Namespace, *, size: str = "4b", requests: int = 256, graph_tokens: int = 2048, kv_gib: float = 9.0
+) -> Setting:
+    """A part's own setting, of the size that was asked for; on a CPU that of the bundled pair."""
+    if options.size == "cpu":
+        return Setting("cpu", 16, 0, 0.25)
+    return Setting(options.size or size, requests, graph_tokens, kv_gib)
+
+
 def drafts_of(setting: Setting) -> int:
     return 5 if setting.size == "cpu" else DRAFTS
+
+
+def tokens_that_fit(requests: int) -> int:
+    """Tokens of each of many requests that the KV cache holds."""
+    return 257 if requests < 256 else 161
 
 
 def tokens_of(setting: Setting, tokens: int) -> int:
@@ -293,7 +307,7 @@ def with_engines(
 ) -> None:
     if setting.size == "cpu":
         # Upstream alone does not run there.
-        default, setting = ["fixed", "patched", "unpatched"], Setting("cpu", 16, 0, 0.25)
+        default = ["fixed", "patched", "unpatched"]
     names = options.arms or default
     rounds = run.rounds_left(part, [name for name in names if name != "off"], cells, options.rounds)
     if not rounds:
@@ -307,9 +321,7 @@ def with_engines(
 
 def trace(run: Run, options: argparse.Namespace) -> None:
     """What a step with a full budget does, adaptive and fixed."""
-    setting = Setting(options.size or "4b", 256, 2048, 9.0)
-    if setting.size == "cpu":
-        setting = Setting("cpu", 16, 0, 0.25)
+    setting = setting_of(options)
     arms = [ARMS[name] for name in options.arms or ("fixed", "patched", "upstream")]
     with started(run, "trace", arms, setting, together=not options.one_by_one) as engines:
         profile_costs(run, engines)
@@ -331,17 +343,15 @@ def trace_steps(engine: Engine, cell: dict[str, Any]) -> dict[str, Any]:
     what = {"requests": cell["requests"], "tokens": cell["tokens"], "prompt": PROMPT}
     engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
     engine.ask("measure", seconds, repeats=1, **what)
-    engine.rpc("bench_trace", True)
+    engine.rpc("bench_begin_trace")
     engine.ask("measure", seconds, repeats=1, **what)
-    found: dict[str, Any] = engine.rpc("bench_trace", False, seconds=seconds)
+    found: dict[str, Any] = engine.rpc("bench_end_trace", seconds=seconds)
     return found
 
 
 def startup(run: Run, options: argparse.Namespace) -> None:
     """One start after another with no other engine on the device; the arms take turns, in another order each time."""
-    setting = Setting(options.size or "4b", 256, 2048, 9.0)
-    if setting.size == "cpu":
-        setting = Setting("cpu", 16, 0, 0.25)
+    setting = setting_of(options)
     names = options.arms or ["fixed", "patched", UPSTREAMS_GRID]
     if setting.size != "cpu" and not (run.folder / "caches").exists():
         # The first engines of a host compile its kernels, and the later ones would look the better for it.
@@ -361,9 +371,9 @@ def startup(run: Run, options: argparse.Namespace) -> None:
 
 def grids(run: Run, options: argparse.Namespace) -> None:
     """Throughput with the coarser grid of captured sizes and with upstream's; nothing else differs."""
-    setting = Setting(options.size or "4b", 256, 2048, 9.0)
+    setting = setting_of(options)
     cells = [
-        cell_of(setting, workload, requests, 257 if requests < 256 else 161)
+        cell_of(setting, workload, requests, tokens_that_fit(requests))
         for requests in CONCURRENCY
         for workload in WORKLOADS
         if 1 < requests <= options.most and workload != "full"
@@ -404,7 +414,7 @@ def staleness(run: Run, options: argparse.Namespace) -> None:
     Greedy answers to the same prompts: which drafts are verified differs, and nothing else does.
     """
     setting = Setting("cpu", 16, 0, 0.25, rejection="standard")
-    arms = [ARMS["without-unblocked-confidences"], ARMS["patched"]]
+    arms = [ARMS[NEWER], ARMS[OLDER]]
     prompts = tiny_prompts(options.prompts)
     with started(run, "staleness", arms, setting, together=True) as engines:
         for begin in range(0, len(prompts), 32):
