@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.bench.step_trace import summarize
+from tests.bench.step_trace import SUMMARIES
 
 TABLES = 64
 """Different sets of confidences that an injected run goes through."""
@@ -133,21 +133,24 @@ class BenchWorker:
             "verify": verify,
         }
 
-    def bench_begin_trace(self) -> None:
-        """Start PyTorch's profiler."""
+    def bench_begin_trace(self, watched: str) -> None:
+        """Start PyTorch's profiler.
+
+        Args:
+            watched: "device" for kernels, "host" for calls; a machine without a GPU has calls only.
+        """
         import torch
 
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        kinds = torch.profiler.ProfilerActivity
+        on_device = watched == "device" and torch.cuda.is_available()
         self._bench_first_step = self._bench_steps
-        self._bench_profiler = torch.profiler.profile(activities=kinds)
+        self._bench_profiler = torch.profiler.profile(activities=[kinds.CUDA if on_device else kinds.CPU])
         self._bench_profiler.start()
 
-    def bench_end_trace(self) -> dict[str, Any]:
-        """Stop it and return what it saw (`step_trace.summarize`)."""
+    def bench_end_trace(self, watched: str) -> dict[str, Any]:
+        """Stop it and return what it saw (`step_trace`)."""
         self._bench_profiler.stop()
         steps = max(self._bench_steps - self._bench_first_step, 1)
-        found = summarize(self._bench_profiler.events(), steps)
+        found = SUMMARIES[watched](self._bench_profiler.events(), steps)
         del self._bench_profiler
         return found

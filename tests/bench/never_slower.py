@@ -15,16 +15,17 @@ Parts:
   workloads  synthetic acceptance with varying confidences of the same mean, from 1 to 256 requests, and the overhead
   startup    time and memory of graph capture, one engine after another, in turns
   grids      throughput with the coarser grid of captured sizes and with upstream's
-  trace      PyTorch's profiler over some steps, adaptive and fixed
+  trace      PyTorch's profiler over some steps: kernels and the gaps between them, then the host's calls
   staleness  acceptance length with confidences one record older, of the bundled pair, on a CPU
 
 On an H200 host, calls of at most ten minutes each, then the report:
 
   python -m tests.bench.never_slower --raw workloads.jsonl --only workloads --rounds 9 --part-seconds 540
   python -m tests.bench.never_slower --raw startup.jsonl --only startup --rounds 3 --part-seconds 480
-  python -m tests.bench.never_slower --raw grids.jsonl --only grids,trace --rounds 5 --part-seconds 300
+  python -m tests.bench.never_slower --raw grids.jsonl --only grids --rounds 3 --part-seconds 200
+  python -m tests.bench.never_slower --raw trace.jsonl --only trace --part-seconds 400
   python -m tests.bench.never_slower --raw micro.jsonl --only micro --part-seconds 120
-  python -m tests.bench.never_slower --report workloads.jsonl startup.jsonl grids.jsonl micro.jsonl
+  python -m tests.bench.never_slower --report workloads.jsonl startup.jsonl grids.jsonl trace.jsonl micro.jsonl
 
 Does the driver work? On any CPU: the same with `--cpu-smoke --arms fixed,patched --rounds 1 --most 4`.
 """
@@ -261,12 +262,17 @@ def workloads(run: Run, options: argparse.Namespace) -> None:
             workload,
             requests,
             1025 if requests <= FEW else tokens_that_fit(requests),
-            # Without drafts every token is a step: left out where there are few, and the same in every workload.
-            arms=[name for name in every if name != "off" or (requests >= 64 and workload == "high")],
+            arms=[name for name in every if name != "off"],
         )
         for requests in CONCURRENCY
         for workload in WORKLOADS
         if requests <= options.most and (workload != "full" or requests <= FEW)
+    ]
+    # Without drafts every token is a step, and the same in every workload.
+    cells += [
+        cell_of(setting, "high", requests, tokens_that_fit(requests), arms=["off"])
+        for requests in CONCURRENCY
+        if requests <= options.most and "off" in every
     ]
     with_engines(run, "workloads", options, ["off", "fixed", "upstream", "patched"], setting, cells)
 
@@ -320,32 +326,39 @@ def with_engines(
 
 
 def trace(run: Run, options: argparse.Namespace) -> None:
-    """What a step with a full budget does, adaptive and fixed."""
+    """What a step with a full budget does, adaptive and fixed, and what one without speculation does."""
     setting = setting_of(options)
-    arms = [ARMS[name] for name in options.arms or ("fixed", "patched", "upstream")]
+    arms = [ARMS[name] for name in options.arms or ("fixed", "patched", "upstream", "off")]
     with started(run, "trace", arms, setting, together=not options.one_by_one) as engines:
         profile_costs(run, engines)
-        for requests in (n for n in (1, 16, 128) if n <= options.most):
+        for requests in (n for n in (1, 16, 128, 256) if n <= options.most):
             for name in list(engines):
+                if run.left() < 15:
+                    say(f"trace: out of time at {requests} requests, {name}")
+                    return
+                # Without drafts a step makes one token.
+                tokens = 65 if name == "off" else tokens_that_fit(requests)
                 try:
-                    found = trace_steps(engines[name], cell_of(setting, "full", requests, 257))
+                    found = trace_steps(engines[name], cell_of(setting, "full", requests, tokens))
                 except EngineError as error:
                     lose(engines, name, error)
                     continue
                 run.record("trace", arm=name, size=setting.size, requests=requests, **found)
-                whole = ("steps", "device_us", "idle_us", "kernels")
+                whole = ("steps", "device_us", "idle_us", "kernels", "host_us")
                 say(f"trace of {requests} requests, {name}:", {key: found[key] for key in whole})
 
 
 def trace_steps(engine: Engine, cell: dict[str, Any]) -> dict[str, Any]:
-    """One measurement to warm up, and one under the profiler."""
+    """One measurement to warm up, one with the device watched, and one with the host: each watch slows the other."""
     seconds = MEASURE_S * patience(engine.setting)
     what = {"requests": cell["requests"], "tokens": cell["tokens"], "prompt": PROMPT}
     engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
     engine.ask("measure", seconds, repeats=1, **what)
-    engine.rpc("bench_begin_trace")
-    engine.ask("measure", seconds, repeats=1, **what)
-    found: dict[str, Any] = engine.rpc("bench_end_trace", seconds=seconds)
+    found: dict[str, Any] = {}
+    for watched in ("device", "host"):
+        engine.rpc("bench_begin_trace", watched)
+        engine.ask("measure", seconds, repeats=1, **what)
+        found |= engine.rpc("bench_end_trace", watched, seconds=seconds)
     return found
 
 

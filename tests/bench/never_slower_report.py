@@ -291,7 +291,8 @@ def trace_section(rows: list[Row]) -> list[str]:
     lines = [
         "### A step under the profiler",
         "",
-        "Full budgets; microseconds a step, those of prompts and of the end included. The profiler takes its own time.",
+        "Full budgets; microseconds a step, those of prompts and of the end included. The device was watched in one run"
+        " and the host in another; watching takes its own time.",
         "",
     ]
     lines += table(

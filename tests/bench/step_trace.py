@@ -12,39 +12,57 @@ Spent = dict[str, tuple[float, float]]
 """Name -> (microseconds, times), both a step."""
 
 
-def summarize(events: Iterable[Any], steps: int) -> dict[str, Any]:
-    """Sum up a profile.
+def on_device(events: Iterable[Any], steps: int) -> dict[str, Any]:
+    """Sum up the kernels of a profile.
 
     Args:
         events: `torch.profiler.profile.events()`.
         steps: Engine steps while the profiler ran.
 
     Returns:
-        `steps`; a step's `device_us` from its first kernel to its last, of it `idle_us`, its number of `kernels`, and
-        `host_us`; `by_kernel`, `by_gap` and `by_host`: `Spent`, the dearest first, none below `LEAST`. A gap is named
-        by the kernels before and after it.
+        `steps`; a step's `device_us` from its first kernel to its last, of it `idle_us`, and its number of `kernels`;
+        `by_kernel` and `by_gap`: `Spent`, the dearest first, none below `LEAST`. A gap is named by the kernels before
+        and after it.
     """
     from torch.autograd import DeviceType
 
-    device: list[tuple[float, float, str]] = []
-    host: dict[str, list[float]] = {}
-    for event in events:
-        if event.device_type == DeviceType.CUDA:
-            device.append((event.time_range.start, event.time_range.end, event.name))
-        elif event.device_type == DeviceType.CPU:
-            host.setdefault(event.name, []).append(event.self_cpu_time_total)
-    kernels, gaps = _kernels_and_gaps(sorted(device))
-    span = max(end for _, end, _ in device) - min(start for start, _, _ in device) if device else 0.0
+    device = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in events
+        if event.device_type == DeviceType.CUDA
+    )
+    kernels, gaps = _kernels_and_gaps(device)
+    span = max(end for _, end, _ in device) - device[0][0] if device else 0.0
     return {
         "steps": steps,
         "device_us": round(span / steps, 1),
         "idle_us": round(sum(map(sum, gaps.values())) / steps, 1),
         "kernels": round(len(device) / steps, 2),
-        "host_us": round(sum(map(sum, host.values())) / steps, 1),
         "by_kernel": _dearest(kernels, steps),
         "by_gap": _dearest(gaps, steps),
-        "by_host": _dearest(host, steps),
     }
+
+
+def on_host(events: Iterable[Any], steps: int) -> dict[str, Any]:
+    """Sum up the host's calls of a profile.
+
+    Args:
+        events: `torch.profiler.profile.events()`.
+        steps: Engine steps while the profiler ran.
+
+    Returns:
+        A step's `host_us`, and `by_host`: `Spent`, the dearest first, none below `LEAST`. What a call calls is its own.
+    """
+    from torch.autograd import DeviceType
+
+    host: dict[str, list[float]] = {}
+    for event in events:
+        if event.device_type == DeviceType.CPU:
+            host.setdefault(event.name, []).append(event.self_cpu_time_total)
+    return {"host_us": round(sum(map(sum, host.values())) / steps, 1), "by_host": _dearest(host, steps)}
+
+
+SUMMARIES = {"device": on_device, "host": on_host}
 
 
 def _kernels_and_gaps(device: list[tuple[float, float, str]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:

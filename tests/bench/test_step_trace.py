@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from torch.autograd import DeviceType
 
 from tests.bench import never_slower_report as report
-from tests.bench.step_trace import differences, summarize
+from tests.bench.step_trace import differences, on_device, on_host
 
 
 def kernel(name: str, start: float, end: float) -> SimpleNamespace:
@@ -28,20 +28,18 @@ EVENTS = [
 
 
 def test_a_step_is_summed_up():
-    found = summarize(reversed(EVENTS), 2)
+    found = on_device(reversed(EVENTS), 2)
     assert found["device_us"] == 15.0
     assert found["idle_us"] == 2.0, "from the end of the copy to the second gemm; overlapping kernels leave no gap"
     assert found["kernels"] == 1.5
     assert found["by_kernel"] == {"gemm": (10.0, 1.0), "copy": (7.0, 0.5)}
     assert found["by_gap"] == {"copy -> gemm": (2.0, 0.5)}
-    assert found["by_host"] == {"launch": (4.0, 1.0)}
-    assert found["host_us"] == 4.0
+    assert on_host(EVENTS, 2) == {"host_us": 4.0, "by_host": {"launch": (4.0, 1.0)}}
 
 
-def test_without_a_device_there_are_host_calls_only():
-    found = summarize([call("launch", 3.0)], 1)
+def test_without_a_device_there_are_no_kernels():
+    found = on_device([call("launch", 3.0)], 1)
     assert (found["device_us"], found["kernels"], found["by_gap"]) == (0.0, 0.0, {})
-    assert found["by_host"] == {"launch": (3.0, 1.0)}
 
 
 def test_what_one_spends_more_or_less_is_ordered_by_its_size():
@@ -51,7 +49,7 @@ def test_what_one_spends_more_or_less_is_ordered_by_its_size():
 
 
 def test_what_is_too_little_to_be_kept_is_no_difference_and_yet_in_the_sum():
-    few, more = summarize([call("op", 0.4)], 1), summarize([call("op", 0.8), call("added", 5.0)], 1)
+    few, more = on_host([call("op", 0.4)], 1), on_host([call("op", 0.8), call("added", 5.0)], 1)
     assert (few["by_host"], list(more["by_host"])) == ({}, ["added", "op"])
     assert (few["host_us"], more["host_us"]) == (0.4, 5.8)
     assert [name for name, _ in differences(more["by_host"], few["by_host"], 9)] == ["added", "op"]
@@ -62,7 +60,7 @@ def test_what_is_too_little_to_be_kept_is_no_difference_and_yet_in_the_sum():
 def test_the_report_lays_two_arms_side_by_side():
     slower = [*EVENTS, kernel("ranking", 50, 54)]
     rows = [
-        {"run": "1", "part": "trace", "arm": arm, "requests": 16, **summarize(events, 2)}
+        {"run": "1", "part": "trace", "arm": arm, "requests": 16, **on_device(events, 2), **on_host(events, 2)}
         for arm, events in (("fixed", EVENTS), ("patched", slower))
     ]
     text = report.section([{"run": "1", "part": "machine", "command": "--only trace"}, *rows])
