@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.bench.step_trace import SUMMARIES
+from tests.bench.step_trace import Watch
 
 TABLES = 64
 """Different sets of confidences that an injected run goes through."""
@@ -24,11 +24,15 @@ class BenchWorker:
         runner = self.model_runner
         self._bench_steps = self._bench_budget = self._bench_full = self._bench_chosen = 0
         self._bench_tables: Any = None
+        self._bench_trace: Watch | None = None
         sample = runner.sample_tokens
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._bench_steps += 1
-            return sample(*args, **kwargs)
+            sampled = sample(*args, **kwargs)
+            if self._bench_trace is not None:
+                self._bench_trace.step_done()
+            return sampled
 
         runner.sample_tokens = counted
         manager = getattr(runner, "adaptive_verification", None)
@@ -133,24 +137,13 @@ class BenchWorker:
             "verify": verify,
         }
 
-    def bench_begin_trace(self, watched: str) -> None:
-        """Start PyTorch's profiler.
+    def bench_begin_trace(self, watched: str, skipped: int, steps: int) -> None:
+        """Watch some of the steps to come (`Watch`)."""
+        self._bench_trace = Watch(watched, skipped, steps)
 
-        Args:
-            watched: "device" for kernels, "host" for calls; a machine without a GPU has calls only.
-        """
-        import torch
-
-        kinds = torch.profiler.ProfilerActivity
-        on_device = watched == "device" and torch.cuda.is_available()
-        self._bench_first_step = self._bench_steps
-        self._bench_profiler = torch.profiler.profile(activities=[kinds.CUDA if on_device else kinds.CPU])
-        self._bench_profiler.start()
-
-    def bench_end_trace(self, watched: str) -> dict[str, Any]:
-        """Stop it and return what it saw (`step_trace`)."""
-        self._bench_profiler.stop()
-        steps = max(self._bench_steps - self._bench_first_step, 1)
-        found = SUMMARIES[watched](self._bench_profiler.events(), steps)
-        del self._bench_profiler
-        return found
+    def bench_end_trace(self) -> dict[str, Any]:
+        """What was seen of them."""
+        trace, self._bench_trace = self._bench_trace, None
+        if trace is None:
+            raise RuntimeError("bench_end_trace without bench_begin_trace")
+        return trace.seen()

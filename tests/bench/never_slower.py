@@ -70,6 +70,8 @@ FEW = 16
 
 CONCURRENCY = (1, 4, 16, 64, 128, 256)
 PROMPT = 32
+TRACED, NOT_TRACED = 24, 12
+"""Steps of a trace at most; steps of the same requests that are not: prompts, and the last four."""
 START_S, MEASURE_S = 420.0, 120.0
 """How long an engine may take to start, and for one measurement; five times as long on a CPU."""
 START_ROOM_S = 60.0
@@ -336,10 +338,9 @@ def trace(run: Run, options: argparse.Namespace) -> None:
                 if run.left() < 15:
                     say(f"trace: out of time at {requests} requests, {name}")
                     return
-                # Without drafts a step makes one token.
-                tokens = 65 if name == "off" else tokens_that_fit(requests)
+                a_step = 1 if name == "off" else drafts_of(setting) + 1
                 try:
-                    found = trace_steps(engines[name], cell_of(setting, "full", requests, tokens))
+                    found = trace_steps(engines[name], cell_of(setting, "full", requests, 0), a_step)
                 except EngineError as error:
                     lose(engines, name, error)
                     continue
@@ -348,17 +349,23 @@ def trace(run: Run, options: argparse.Namespace) -> None:
                 say(f"trace of {requests} requests, {name}:", {key: found[key] for key in whole})
 
 
-def trace_steps(engine: Engine, cell: dict[str, Any]) -> dict[str, Any]:
-    """One measurement to warm up, one with the device watched, and one with the host: each watch slows the other."""
+def trace_steps(engine: Engine, cell: dict[str, Any], a_step: int) -> dict[str, Any]:
+    """One run to warm up, one with the device watched, and one with the host: each watch slows the other.
+
+    Every draft is accepted, so that a request gets `a_step` tokens a step.
+    """
     seconds = MEASURE_S * patience(engine.setting)
-    what = {"requests": cell["requests"], "tokens": cell["tokens"], "prompt": PROMPT}
+    requests = cell["requests"]
+    steps = TRACED if requests <= FEW else tokens_that_fit(requests) // a_step - NOT_TRACED
+    steps = min(steps, TRACED)
+    what = {"requests": requests, "tokens": (steps + NOT_TRACED) * a_step, "prompt": PROMPT, "repeats": 1}
     engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
-    engine.ask("measure", seconds, repeats=1, **what)
+    engine.ask("measure", seconds, **what)
     found: dict[str, Any] = {}
     for watched in ("device", "host"):
-        engine.rpc("bench_begin_trace", watched)
-        engine.ask("measure", seconds, repeats=1, **what)
-        found |= engine.rpc("bench_end_trace", watched, seconds=seconds)
+        engine.rpc("bench_begin_trace", watched, NOT_TRACED - 4, steps)
+        engine.ask("measure", seconds, **what)
+        found |= engine.rpc("bench_end_trace", seconds=seconds)
     return found
 
 

@@ -291,8 +291,8 @@ def trace_section(rows: list[Row]) -> list[str]:
     lines = [
         "### A step under the profiler",
         "",
-        "Full budgets; microseconds a step, those of prompts and of the end included. The device was watched in one run"
-        " and the host in another; watching takes its own time.",
+        "Full budgets; microseconds a step, of steps that only decode. The device was watched in one run and the host"
+        " in another; watching takes its own time, above all between kernels.",
         "",
     ]
     lines += table(
@@ -362,10 +362,10 @@ def criteria_section(rows: list[Row]) -> list[str]:
                 other = "off" if others == ["off"] else "best other"
                 what = f"throughput, {workload}, {requests} requests, patched / {other}"
                 state(what, f"at least {target}", 1 / found[0], 1 / found[0] >= target, 3)
-    starts: dict[str, dict[int, Row]] = defaultdict(dict)
+    starts: dict[str, dict[tuple[str, int], Row]] = defaultdict(dict)
     for row in rows:
         if row["part"] == "start" and row["of"] == "startup" and row["capture"]:
-            starts[row["arm"]][row["turn"]] = row
+            starts[row["arm"]][row["run"], row["turn"]] = row
     for place, what in enumerate(("time", "memory")):
         shares = [
             float(starts["patched"][turn]["capture"][-1][place]) / float(fixed["capture"][-1][place])

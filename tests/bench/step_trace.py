@@ -62,7 +62,50 @@ def on_host(events: Iterable[Any], steps: int) -> dict[str, Any]:
     return {"host_us": round(sum(map(sum, host.values())) / steps, 1), "by_host": _dearest(host, steps)}
 
 
-SUMMARIES = {"device": on_device, "host": on_host}
+class Watch:
+    """PyTorch's profiler over some steps of an engine. The device is idle when it begins and when it ends.
+
+    Args:
+        watched: "device" for kernels, "host" for calls; a machine without a GPU has calls only.
+        skipped: Steps before the first that is watched.
+        steps: How many are watched.
+    """
+
+    def __init__(self, watched: str, skipped: int, steps: int) -> None:
+        import torch
+
+        kinds = torch.profiler.ProfilerActivity
+        on_gpu = watched == "device" and torch.cuda.is_available()
+        self._profiler = torch.profiler.profile(activities=[kinds.CUDA if on_gpu else kinds.CPU])
+        self._summary = on_device if watched == "device" else on_host
+        self._done, self._first, self._last = 0, skipped, skipped + steps
+
+    def step_done(self) -> None:
+        """A step has been enqueued."""
+        self._done += 1
+        if self._done in (self._first, self._last):
+            _wait_for_device()
+            if self._done == self._first:
+                self._profiler.start()
+            else:
+                self._profiler.stop()
+
+    def seen(self) -> dict[str, Any]:
+        """`on_device` or `on_host` of the steps.
+
+        Raises:
+            RuntimeError: there were too few.
+        """
+        if self._done < self._last:
+            raise RuntimeError(f"{self._done} steps, a trace wants {self._last}: give the requests more tokens")
+        return self._summary(self._profiler.events(), self._last - self._first)
+
+
+def _wait_for_device() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _kernels_and_gaps(device: list[tuple[float, float, str]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+import torch
 from torch.autograd import DeviceType
 
 from tests.bench import never_slower_report as report
-from tests.bench.step_trace import differences, on_device, on_host
+from tests.bench.step_trace import Watch, differences, on_device, on_host
 
 
 def kernel(name: str, start: float, end: float) -> SimpleNamespace:
@@ -68,3 +70,21 @@ def test_the_report_lays_two_arms_side_by_side():
     assert "| 16 | patched | 22.0 | 7.0 | 2.0 | 4.0 |" in text
     assert "| 16 | gap | gemm -> ranking | +5.0 |" in text
     assert "| 16 | kernel | ranking | +2.0 |" in text
+
+
+def test_a_watch_sees_its_steps_and_no_others():
+    watch = Watch("host", 2, 3)
+    for step in range(7):
+        torch.zeros(2).add_(1) if 2 <= step < 5 else torch.ones(2).mul_(2)
+        watch.step_done()
+    by_host = watch.seen()["by_host"]
+    assert by_host["aten::add_"][1] == 1.0
+    assert "aten::mul_" not in by_host
+
+
+def test_a_watch_without_its_steps_says_so():
+    watch = Watch("host", 1, 3)
+    for _ in range(3):
+        watch.step_done()
+    with pytest.raises(RuntimeError, match="3 steps, a trace wants 4"):
+        watch.seen()
