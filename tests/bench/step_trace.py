@@ -128,6 +128,16 @@ def _dearest(times: dict[str, list[float]], steps: int) -> Spent:
     return dict(sorted(kept.items(), key=lambda item: -item[1][0]))
 
 
+def kinds_of_kernels(spent: Spent) -> Spent:
+    """With all of cuBLAS's matrix products as one: which of them a shape gets differs between equal engines."""
+    kinds: dict[str, tuple[float, float]] = {}
+    for name, (us, times) in spent.items():
+        kind = "nvjet_*" if name.startswith("nvjet_") and "->" not in name else name
+        before = kinds.get(kind, (0.0, 0.0))
+        kinds[kind] = (before[0] + us, before[1] + times)
+    return kinds
+
+
 def differences(of: Spent, to: Spent, count: int) -> list[tuple[str, float]]:
     """(name, microseconds a step that `of` spends more), the largest first, whichever sign; none that `LEAST` hides."""
     more = {name: of.get(name, (0.0, 0.0))[0] - to.get(name, (0.0, 0.0))[0] for name in [*of, *to]}

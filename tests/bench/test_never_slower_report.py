@@ -91,20 +91,29 @@ def test_what_a_start_and_a_coarser_grid_cost_is_stated():
         row("grids", "fixed", 0, 0.001),
     ]
     text = "\n".join(report.criteria_section(rows))
-    assert "| graph capture, time, patched / fixed, 1 pairs | at most 1.3 | 1.23 | yes |" in text
-    assert "| graph capture, memory, patched / fixed, 1 pairs | at most 1.3 | 1.40 | no |" in text
+    assert "| graph capture, time, patched / fixed, medians of 1 and 1 starts | at most 1.3 | 1.23 | yes |" in text
+    assert "| graph capture, memory, patched / fixed, medians of 1 and 1 starts | at most 1.3 | 1.40 | no |" in text
     assert "| throughput, full, 4 requests, patched / upstream's grid | at least 0.99 | 0.990 | yes |" in text
 
 
-def test_starts_are_paired_by_their_turn_and_the_median_pair_counts():
+def test_the_median_start_of_each_arm_counts():
     rows = [
         start("fixed", 0, ("10", "4.0")),
         start("patched", 0, ("11", "4.0")),
-        start("patched", 1, ("30", "4.0")),  # fixed did not start in this turn
-        start("patched", 2, ("33", "4.0")),
-        start("fixed", 2, ("30", "4.0")),
+        start("patched", 1, ("90", "4.0")),
+        start("patched", 2, ("12", "4.0")),
+        start("fixed", 2, ("10", "4.0")),
     ]
-    assert "time, patched / fixed, 2 pairs | at most 1.3 | 1.10 | yes |" in "\n".join(report.criteria_section(rows))
+    text = "\n".join(report.criteria_section(rows))
+    assert "time, patched / fixed, medians of 3 and 2 starts | at most 1.3 | 1.20 | yes |" in text
+    assert "graph capture" not in "\n".join(report.criteria_section(rows[:1])), "nothing to compare"
+
+
+def test_a_long_name_is_shortened_on_both_sides_of_a_gap():
+    copy, kernel = "Memcpy HtoD (Pinned -> Device)", "void fill<" + "int, " * 99
+    assert report.shortened(f"{kernel} -> {copy}") == f"{kernel[5 : 5 + report.NAME]} -> {copy}"
+    assert report.shortened(f"{copy} -> {copy}") == f"{copy} -> {copy}"
+    assert report.shortened("operator|(int)") == "operator\\|(int)"
 
 
 def test_a_slow_round_of_a_micro_benchmark_decides_nothing():

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import DeviceType
 
 from tests.bench import never_slower_report as report
-from tests.bench.step_trace import Watch, differences, on_device, on_host
+from tests.bench.step_trace import Watch, differences, kinds_of_kernels, on_device, on_host
 
 
 def kernel(name: str, start: float, end: float) -> SimpleNamespace:
@@ -48,6 +48,13 @@ def test_what_one_spends_more_or_less_is_ordered_by_its_size():
     of, to = {"a": (5.0, 1.0), "b": (1.0, 1.0)}, {"a": (4.0, 1.0), "c": (3.0, 2.0), "b": (1.05, 1.0)}
     assert differences(of, to, 9) == [("c", -3.0), ("a", 1.0)]
     assert differences(of, to, 1) == [("c", -3.0)]
+
+
+def test_matrix_products_are_one_kind_and_gaps_between_them_are_not():
+    found = kinds_of_kernels(
+        {"nvjet_a": (5.0, 1.0), "nvjet_b": (2.0, 2.0), "copy": (1.0, 1.0), "nvjet_a -> x": (3.0, 1.0)}
+    )
+    assert found == {"nvjet_*": (7.0, 3.0), "copy": (1.0, 1.0), "nvjet_a -> x": (3.0, 1.0)}
 
 
 def test_what_is_too_little_to_be_kept_is_no_difference_and_yet_in_the_sum():
