@@ -257,16 +257,16 @@ def validate(
     from serve.validate.protocol import Options
 
     options = Options(
-        arms,
-        concurrencies,
-        rounds,
-        prompts,
-        requests,
-        requests_per_stream,
-        warmup_requests,
-        output_tokens,
-        temperature,
-        seed,
+        arms=arms,
+        concurrencies=concurrencies,
+        rounds=rounds,
+        prompts=prompts,
+        requests=requests,
+        requests_per_stream=requests_per_stream,
+        warmup_requests=warmup_requests,
+        output_tokens=output_tokens,
+        temperature=temperature,
+        seed=seed,
     )
     with interrupted_is_partial():
         code = validate_command(
@@ -308,16 +308,16 @@ def bench(
     from serve.validate.protocol import Options
 
     options = Options(
-        arms,
-        concurrencies,
-        rounds,
-        prompts,
-        requests,
-        requests_per_stream,
-        warmup_requests,
-        output_tokens,
-        temperature,
-        seed,
+        arms=arms,
+        concurrencies=concurrencies,
+        rounds=rounds,
+        prompts=prompts,
+        requests=requests,
+        requests_per_stream=requests_per_stream,
+        warmup_requests=warmup_requests,
+        output_tokens=output_tokens,
+        temperature=temperature,
+        seed=seed,
     )
     with interrupted_is_partial():
         code = bench_command(url, model, tokenizer, options, out=out)

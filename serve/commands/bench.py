@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from serve.commands.validate import carry_out
 from serve.errors import InputError
 from serve.validate.children import tool_environment
-from serve.validate.endpoint import Endpoint, EndpointError, key_in
+from serve.validate.endpoint import Endpoint, EndpointError, NoSuchModelError, key_in
 from serve.validate.here import check_extra, modules_of, run_there
 from serve.validate.load import Target
 from serve.validate.plan import plan, works_of
@@ -53,6 +53,8 @@ def bench_command(url: str, model: str | None, tokenizer: str | None, options: O
             words = ("--tokenizer", tokenizer or endpoint.model.root)
             target = Target(endpoint, endpoint.chats(), words, tool_environment(os.environ, key))
             version = endpoint.version()
+        except NoSuchModelError as error:
+            raise InputError(f"--model: {error}") from error
         except EndpointError as error:
             raise InputError(f"{error}; is the server ready, and is its key in DSPARK_API_KEY?") from error
         protocol = url_protocol(endpoint.url, arms, options)

@@ -53,6 +53,10 @@ class EndpointError(Exception):
     """A server did not answer as it should; the message is one line."""
 
 
+class NoSuchModelError(EndpointError):
+    """The server serves no model of that name."""
+
+
 @dataclass(frozen=True)
 class Model:
     """What `/v1/models` says of the first model, or of the named one.
@@ -105,14 +109,15 @@ class Endpoint:
         """The served model.
 
         Raises:
-            EndpointError: the server has none of that name, or does not answer.
+            NoSuchModelError: the server has none of that name.
+            EndpointError: it does not answer.
         """
         if self._model is None:
             cards = self._json("GET", "/v1/models").get("data", [])
             card = next((c for c in cards if self._wanted in (None, c.get("id"))), None)
             if card is None:
                 names = ", ".join(str(c.get("id")) for c in cards) or "none"
-                raise EndpointError(f"{self.url} has no model '{self._wanted}': it has {names}")
+                raise NoSuchModelError(f"{self.url} has no model '{self._wanted}': it has {names}")
             self._model = Model(card["id"], card.get("root") or card["id"])
         return self._model
 

@@ -40,7 +40,7 @@ SMALL = Size((1, 4, 16), rounds=2, requests=8, warmup_requests=4, output_tokens=
 """For two CPU cores: 6,144 output tokens in 18 cells."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What the command line says; None where it says nothing."""
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from failing_server import failing_server
 from validation_samples import protocol
 
+from serve.commands.bench import bench_command
 from serve.errors import InputError
 from serve.validate.drafts import acceptance_length
 from serve.validate.endpoint import Endpoint, EndpointError, growth, key_in
 from serve.validate.here import check_extra, modules_of, run_there, versions
+from serve.validate.protocol import Options
 from serve.validate.results import Arm, Drafts
 
 FIRST = Drafts(proposed=50, verified=40, accepted=20, expected=21.5, steps=10, emitted=30, width=50)
@@ -43,6 +46,14 @@ def test_a_server_without_our_paths_has_no_mode_and_no_counters(foreign: Endpoin
 def test_a_model_that_it_does_not_have_is_named(foreign: Endpoint) -> None:
     with pytest.raises(EndpointError, match="has no model 'other': it has failing"):
         _ = Endpoint(foreign.url, model="other").model
+
+
+def test_bench_says_which_models_there_are_and_blames_no_key(foreign: Endpoint, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        bench_command(foreign.url, "other", None, Options(), out=tmp_path / "run")
+    assert str(error.value) == f"--model: {foreign.url} has no model 'other': it has failing"
+    with pytest.raises(InputError, match="is the server ready, and is its key in DSPARK_API_KEY"):
+        bench_command("http://127.0.0.1:9", None, None, Options(), out=tmp_path / "run")
 
 
 def test_a_mode_that_it_cannot_have_is_an_error(foreign: Endpoint) -> None:
