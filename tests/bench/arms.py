@@ -201,6 +201,10 @@ def engine_arguments(arm: Arm, setting: Setting, folder: Path) -> dict[str, Any]
     return shared
 
 
+PROMPT = 32
+"""Tokens of a prompt."""
+
+
 class EngineError(RuntimeError):
     """An engine did not start, or died, or did not answer in time."""
 
@@ -286,6 +290,17 @@ class Engine:
         except OSError as error:
             raise EngineError(f"{self.arm.name}: {error}") from error
         return self._answer(seconds)
+
+    def measure(self, seconds: float, *, requests: int, tokens: int, repeats: int = 1) -> dict[str, Any]:
+        """Requests that run together, `repeats` times (`engine_child.measure`).
+
+        Raises:
+            EngineError: it died, failed, or took longer than `seconds`.
+        """
+        found: dict[str, Any] = self.ask(
+            "measure", seconds, requests=requests, tokens=tokens, prompt=PROMPT, repeats=repeats
+        )
+        return found
 
     def rpc(self, method: str, *args: Any, seconds: float = 120.0) -> Any:
         """A `BenchWorker` method's answer, of the first rank."""

@@ -6,9 +6,9 @@ Confidences are injected by handing the manager another tensor than the drafter'
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
-from tests.bench.step_trace import Watch
+from tests.bench.step_trace import Trace
 
 TABLES = 64
 """Different sets of confidences that an injected run goes through."""
@@ -24,7 +24,7 @@ class BenchWorker:
         runner = self.model_runner
         self._bench_steps = self._bench_budget = self._bench_full = self._bench_chosen = 0
         self._bench_tables: Any = None
-        self._bench_trace: Watch | None = None
+        self._bench_trace: Trace | None = None
         sample = runner.sample_tokens
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -137,13 +137,13 @@ class BenchWorker:
             "verify": verify,
         }
 
-    def bench_begin_trace(self, watched: str, skipped: int, steps: int) -> None:
-        """Watch some of the steps to come (`Watch`)."""
-        self._bench_trace = Watch(watched, skipped, steps)
+    def bench_begin_trace(self, watched: Literal["device", "host"], skipped: int, steps: int) -> None:
+        """Watch some of the steps to come (`Trace`)."""
+        self._bench_trace = Trace(watched, skipped, steps)
 
     def bench_end_trace(self) -> dict[str, Any]:
         """What was seen of them."""
         trace, self._bench_trace = self._bench_trace, None
         if trace is None:
             raise RuntimeError("bench_end_trace without bench_begin_trace")
-        return trace.seen()
+        return trace.end()

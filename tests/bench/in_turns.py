@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.bench.arms import Engine
-from tests.bench.never_slower import PROMPT
 from tests.bench.never_slower_report import token_ms
 
 REPEATS = 3
@@ -37,9 +36,7 @@ class Cell:
         Raises:
             EngineError: the engine failed, or took too long.
         """
-        found = engine.ask(
-            "measure", self.seconds, requests=self.requests, tokens=self.tokens, prompt=PROMPT, repeats=repeats
-        )
+        found = engine.measure(self.seconds, requests=self.requests, tokens=self.tokens, repeats=repeats)
         return token_ms(self.requests, found)
 
 

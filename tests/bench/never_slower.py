@@ -3,16 +3,17 @@
 usage: python -m tests.bench.never_slower --raw RAW.jsonl --only PART[,PART] [--part-seconds 480] [options]
        python -m tests.bench.never_slower --report RAW.jsonl [RAW.jsonl ...]
 
-All engines of a part live on the device at once, one process each, and all but one are idle at any time, so that a
-round compares them in the same minute. Every measurement is printed and appended to RAW as soon as it is there. A part
-ends in good order `--part-seconds` after it began, the start of its engines included. Run again with the same RAW, it
-goes on: what RAW has of rounds and micro-benchmarks is not measured again. An engine that fails shows the end of its
-log, and the others go on.
+All engines of a part live on the device at once, one process each, and all but one are idle at any time, so that the
+arms of a cell are compared in the same minute. Every measurement is printed and appended to RAW as soon as it is there.
+A part ends in good order `--part-seconds` after it began, the start of its engines included. Run again with the same
+RAW, it goes on: what RAW has of rounds and micro-benchmarks is not measured again. An engine that fails shows the end
+of its log, and the others go on.
 
 Parts:
   overhead   confidences forced to 0.999 and every draft accepted: budgets are full, only the overhead differs
   micro      the indexer's metadata, and the ranking, by themselves
-  workloads  synthetic acceptance with varying confidences of the same mean, from 1 to 256 requests, and the overhead
+  workloads  synthetic acceptance with varying confidences of the same mean, from 1 to 256 requests, the overhead, and
+             no speculation, which comes last in a round
   startup    time and memory of graph capture, one engine after another, in turns
   grids      throughput with the coarser grid of captured sizes and with upstream's
   trace      PyTorch's profiler over some steps: kernels and the gaps between them, then the host's calls
@@ -22,10 +23,11 @@ On an H200 host, calls of at most ten minutes each, then the report:
 
   python -m tests.bench.never_slower --raw workloads.jsonl --only workloads --rounds 9 --part-seconds 540
   python -m tests.bench.never_slower --raw startup.jsonl --only startup --rounds 3 --part-seconds 480
-  python -m tests.bench.never_slower --raw grids.jsonl --only grids --rounds 3 --part-seconds 200
+  python -m tests.bench.never_slower --raw grids.jsonl --only grids --rounds 9 --part-seconds 250
   python -m tests.bench.never_slower --raw trace.jsonl --only trace --part-seconds 400
   python -m tests.bench.never_slower --raw micro.jsonl --only micro --part-seconds 120
-  python -m tests.bench.never_slower --report workloads.jsonl startup.jsonl grids.jsonl trace.jsonl micro.jsonl
+  python -m tests.bench.never_slower --raw staleness.jsonl --only staleness --part-seconds 800
+  python -m tests.bench.never_slower --report {workloads,startup,grids,trace,micro,staleness}.jsonl
 
 Does the driver work? On any CPU: the same with `--cpu-smoke --arms fixed,patched --rounds 1 --most 4`.
 """
@@ -69,9 +71,10 @@ FEW = 16
 """Requests at once up to which the overhead is a noticeable part of a step."""
 
 CONCURRENCY = (1, 4, 16, 64, 128, 256)
-PROMPT = 32
-TRACED, NOT_TRACED = 24, 12
-"""Steps of a trace at most; steps of the same requests that are not: prompts, and the last four."""
+TRACED = 20
+"""Steps of a trace, at most."""
+BEFORE, AFTER = 8, 4
+"""Steps with every draft accepted before a trace, those of prompts among them, and after it."""
 START_S, MEASURE_S = 420.0, 120.0
 """How long an engine may take to start, and for one measurement; five times as long on a CPU."""
 START_ROOM_S = 60.0
@@ -104,9 +107,9 @@ class Run:
         """Whether an earlier run recorded such a measurement."""
         return any(row["part"] == part and what.items() <= row.items() for row in self.before)
 
-    def rounds_left(self, part: str, arms: list[str], cells: list[dict[str, Any]], rounds: int) -> int:
+    def rounds_left(self, part: str, cells: list[dict[str, Any]], rounds: int) -> int:
         """How many of `rounds` earlier runs did not record whole."""
-        wanted = {(arm, cell["workload"], cell["requests"]) for arm in arms for cell in cells}
+        wanted = {(arm, cell["workload"], cell["requests"]) for cell in cells for arm in cell["arms"]}
         found: dict[tuple[str, int], set[tuple[str, str, int]]] = {}
         for row in self.before:
             if row["part"] == part:
@@ -162,7 +165,7 @@ def became_ready(run: Run, part: str, engine: Engine, **facts: Any) -> bool:
         engine.stop()
         return False
     name, size = engine.arm.name, engine.setting.size
-    capture = re.findall(r"Graph capturing finished in (\d+) secs, took ([\d.]+) GiB", engine.tail(200_000))
+    capture = re.findall(r"Graph capturing finished in (\d+) secs, took (-?[\d.]+) GiB", engine.tail(200_000))
     run.record("start", of=part, arm=name, size=size, capture=capture, **facts, **ready)
     say(f"{name}: ready in {ready['ready_s']} s, graphs {capture}")
     return True
@@ -197,12 +200,12 @@ def measure(
 ) -> None:
     """Rounds over all cells; in each cell the engines take turns, in another order every round.
 
-    A cell holds `requests`, `tokens`, `repeats` and the injected `workload`, `rates` and `confidences`; with `arms`
-    only these engines measure it.
+    A cell holds `requests`, `tokens`, `repeats`, the injected `workload`, `rates` and `confidences`, and the `arms`
+    that measure it.
     """
     for number in range(-1, rounds) if engines else ():  # the first only warms up
         for cell in cells:
-            for name in rotated([name for name in engines if name in cell.get("arms", engines)], number):
+            for name in rotated([name for name in engines if name in cell["arms"]], number):
                 engine = engines[name]
                 if run.left() < 15:
                     say(f"{part}: out of time in round {number}")
@@ -210,12 +213,10 @@ def measure(
                 try:
                     if len({c["workload"] for c in cells}) > 1 or number < 0:
                         engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
-                    found = engine.ask(
-                        "measure",
-                        min(MEASURE_S * patience(engine.setting), run.left()),
+                    found = engine.measure(
+                        allowed(run, engine),
                         requests=cell["requests"],
                         tokens=cell["tokens"] if number >= 0 else min(48, cell["tokens"]),
-                        prompt=PROMPT,
                         repeats=cell["repeats"] if number >= 0 else 1,
                     )
                 except EngineError as error:
@@ -230,7 +231,7 @@ def measure(
 
 
 def cell_of(
-    setting: Setting, workload: str, requests: int, tokens: int, repeats: int = 1, arms: list[str] | None = None
+    setting: Setting, arms: list[str], workload: str, requests: int, tokens: int, repeats: int = 1
 ) -> dict[str, Any]:
     """What `measure` measures of one workload at one number of requests."""
     rates = WORKLOADS[workload][: drafts_of(setting)]
@@ -242,29 +243,31 @@ def cell_of(
         "requests": requests,
         "tokens": tokens_of(setting, tokens),
         "repeats": repeats,
-    } | ({} if arms is None else {"arms": arms})
+        "arms": arms,
+    }
 
 
 def overhead(run: Run, options: argparse.Namespace) -> None:
     setting = setting_of(options, size="8b", requests=16, graph_tokens=128, kv_gib=3.0)
+    arms = arms_of(options, ["fixed", "patched", "upstream"])
     cells = [
-        cell_of(setting, "full", requests, 385, repeats=3)
+        cell_of(setting, arms, "full", requests, 385, repeats=3)
         for requests in CONCURRENCY
         if requests <= min(FEW, options.most)
     ]
-    with_engines(run, "overhead", options, ["fixed", "patched", "upstream"], setting, cells)
+    with_engines(run, "overhead", options, arms, setting, cells)
 
 
 def workloads(run: Run, options: argparse.Namespace) -> None:
     setting = setting_of(options)
-    every = options.arms or ["off", "fixed", "upstream", "patched"]
+    arms = arms_of(options, ["off", "fixed", "upstream", "patched"])
     cells = [
         cell_of(
             setting,
+            [name for name in arms if name != "off"],
             workload,
             requests,
             1025 if requests <= FEW else tokens_that_fit(requests),
-            arms=[name for name in every if name != "off"],
         )
         for requests in CONCURRENCY
         for workload in WORKLOADS
@@ -272,11 +275,17 @@ def workloads(run: Run, options: argparse.Namespace) -> None:
     ]
     # Without drafts every token is a step, and the same in every workload.
     cells += [
-        cell_of(setting, "high", requests, tokens_that_fit(requests), arms=["off"])
+        cell_of(setting, ["off"], "high", requests, tokens_that_fit(requests))
         for requests in CONCURRENCY
-        if requests <= options.most and "off" in every
+        if requests <= options.most and "off" in arms
     ]
-    with_engines(run, "workloads", options, ["off", "fixed", "upstream", "patched"], setting, cells)
+    with_engines(run, "workloads", options, arms, setting, cells)
+
+
+def arms_of(options: argparse.Namespace, default: list[str]) -> list[str]:
+    """The arms that were asked for, or a part's own; upstream alone does not run on a CPU."""
+    named: list[str] | None = options.arms
+    return named or (["fixed", "patched", "unpatched"] if options.size == "cpu" else default)
 
 
 def setting_of(
@@ -305,24 +314,19 @@ def patience(setting: Setting) -> float:
     return 5.0 if setting.size == "cpu" else 1.0
 
 
+def allowed(run: Run, engine: Engine) -> float:
+    """Seconds that a measurement may take."""
+    return min(MEASURE_S * patience(engine.setting), run.left())
+
+
 def with_engines(
-    run: Run,
-    part: str,
-    options: argparse.Namespace,
-    default: list[str],
-    setting: Setting,
-    cells: list[dict[str, Any]],
+    run: Run, part: str, options: argparse.Namespace, arms: list[str], setting: Setting, cells: list[dict[str, Any]]
 ) -> None:
-    if setting.size == "cpu":
-        # Upstream alone does not run there.
-        default = ["fixed", "patched", "unpatched"]
-    names = options.arms or default
-    rounds = run.rounds_left(part, [name for name in names if name != "off"], cells, options.rounds)
+    rounds = run.rounds_left(part, cells, options.rounds)
     if not rounds:
         say(f"{part}: all {options.rounds} rounds are there")
         return
-    arms = [ARMS[name] for name in names]
-    with started(run, part, arms, setting, together=not options.one_by_one) as engines:
+    with started(run, part, [ARMS[name] for name in arms], setting, together=not options.one_by_one) as engines:
         profile_costs(run, engines)
         measure(run, part, engines, cells, rounds)
 
@@ -330,17 +334,16 @@ def with_engines(
 def trace(run: Run, options: argparse.Namespace) -> None:
     """What a step with a full budget does, adaptive and fixed, and what one without speculation does."""
     setting = setting_of(options)
-    arms = [ARMS[name] for name in options.arms or ("fixed", "patched", "upstream", "off")]
-    with started(run, "trace", arms, setting, together=not options.one_by_one) as engines:
+    names = arms_of(options, ["fixed", "patched", "upstream", "off"])
+    with started(run, "trace", [ARMS[name] for name in names], setting, together=not options.one_by_one) as engines:
         profile_costs(run, engines)
         for requests in (n for n in (1, 16, 128, 256) if n <= options.most):
             for name in list(engines):
                 if run.left() < 15:
                     say(f"trace: out of time at {requests} requests, {name}")
                     return
-                a_step = 1 if name == "off" else drafts_of(setting) + 1
                 try:
-                    found = trace_steps(engines[name], cell_of(setting, "full", requests, 0), a_step)
+                    found = trace_steps(run, engines[name], requests)
                 except EngineError as error:
                     lose(engines, name, error)
                     continue
@@ -349,30 +352,44 @@ def trace(run: Run, options: argparse.Namespace) -> None:
                 say(f"trace of {requests} requests, {name}:", {key: found[key] for key in whole})
 
 
-def trace_steps(engine: Engine, cell: dict[str, Any], a_step: int) -> dict[str, Any]:
+def trace_steps(run: Run, engine: Engine, requests: int) -> dict[str, Any]:
     """One run to warm up, one with the device watched, and one with the host: each watch slows the other.
 
-    Every draft is accepted, so that a request gets `a_step` tokens a step.
+    Every draft is accepted.
     """
-    seconds = MEASURE_S * patience(engine.setting)
-    requests = cell["requests"]
-    steps = TRACED if requests <= FEW else tokens_that_fit(requests) // a_step - NOT_TRACED
-    steps = min(steps, TRACED)
-    what = {"requests": requests, "tokens": (steps + NOT_TRACED) * a_step, "prompt": PROMPT, "repeats": 1}
+    most = drafts_of(engine.setting) + 1
+    tokens, skipped, steps = steps_to_trace(requests, 1 if engine.arm.speculation == "off" else most, most)
+    cell = cell_of(engine.setting, [engine.arm.name], "full", requests, tokens)
     engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
-    engine.ask("measure", seconds, **what)
+    engine.measure(allowed(run, engine), requests=requests, tokens=tokens)
     found: dict[str, Any] = {}
     for watched in ("device", "host"):
-        engine.rpc("bench_begin_trace", watched, NOT_TRACED - 4, steps)
-        engine.ask("measure", seconds, **what)
-        found |= engine.rpc("bench_end_trace", seconds=seconds)
+        engine.rpc("bench_begin_trace", watched, skipped, steps)
+        engine.measure(allowed(run, engine), requests=requests, tokens=tokens)
+        found |= engine.rpc("bench_end_trace", seconds=allowed(run, engine))
     return found
+
+
+def steps_to_trace(requests: int, a_step: int, most: int) -> tuple[int, int, int]:
+    """Around the same token, as many steps, whatever a step makes.
+
+    Args:
+        requests: At once.
+        a_step: Tokens that a step makes of each.
+        most: Tokens that a step with every draft accepted makes.
+
+    Returns:
+        Tokens of each request, steps to skip, and steps to watch.
+    """
+    steps = min(TRACED, tokens_that_fit(requests) // most - BEFORE - AFTER)
+    middle = (BEFORE + steps / 2) * most
+    return (BEFORE + steps + AFTER) * most, round(middle / a_step - steps / 2), steps
 
 
 def startup(run: Run, options: argparse.Namespace) -> None:
     """One start after another with no other engine on the device; the arms take turns, in another order each time."""
     setting = setting_of(options)
-    names = options.arms or ["fixed", "patched", UPSTREAMS_GRID]
+    names = arms_of(options, ["fixed", "patched", UPSTREAMS_GRID])
     if setting.size != "cpu" and not (run.folder / "caches").exists():
         # The first engines of a host compile its kernels, and the later ones would look the better for it.
         ends = [ARMS[name] for name in dict.fromkeys((names[0], names[-1]))]
@@ -392,13 +409,14 @@ def startup(run: Run, options: argparse.Namespace) -> None:
 def grids(run: Run, options: argparse.Namespace) -> None:
     """Throughput with the coarser grid of captured sizes and with upstream's; nothing else differs."""
     setting = setting_of(options)
+    arms = arms_of(options, ["patched", UPSTREAMS_GRID])
     cells = [
-        cell_of(setting, workload, requests, tokens_that_fit(requests))
+        cell_of(setting, arms, workload, requests, tokens_that_fit(requests))
         for requests in CONCURRENCY
         for workload in WORKLOADS
         if 1 < requests <= options.most and workload != "full"
     ]
-    with_engines(run, "grids", options, ["patched", UPSTREAMS_GRID], setting, cells)
+    with_engines(run, "grids", options, arms, setting, cells)
 
 
 def micro(run: Run, options: argparse.Namespace) -> None:

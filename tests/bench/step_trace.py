@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 LEAST = 0.5
 """Microseconds a step that a kernel, gap or host call is kept from. What is not there takes less."""
@@ -51,7 +52,8 @@ def on_host(events: Iterable[Any], steps: int) -> dict[str, Any]:
         steps: Engine steps while the profiler ran.
 
     Returns:
-        A step's `host_us`, and `by_host`: `Spent`, the dearest first, none below `LEAST`. What a call calls is its own.
+        A step's `host_us`, and `by_host`: `Spent`, the dearest first, none below `LEAST`: each call's own
+        time, without that of the calls it makes.
     """
     from torch.autograd import DeviceType
 
@@ -62,50 +64,58 @@ def on_host(events: Iterable[Any], steps: int) -> dict[str, Any]:
     return {"host_us": round(sum(map(sum, host.values())) / steps, 1), "by_host": _dearest(host, steps)}
 
 
-class Watch:
-    """PyTorch's profiler over some steps of an engine. The device is idle when it begins and when it ends.
+class Trace:
+    """PyTorch's profiler over some steps of an engine.
 
     Args:
-        watched: "device" for kernels, "host" for calls; a machine without a GPU has calls only.
-        skipped: Steps before the first that is watched.
+        watched: Kernels, or the host's calls; a machine without a GPU has calls only. A device is idle when the trace
+            of it begins and when it ends.
+        skipped: Steps before the first that is watched, at least one.
         steps: How many are watched.
+
+    Raises:
+        ValueError: a trace of nothing.
     """
 
-    def __init__(self, watched: str, skipped: int, steps: int) -> None:
+    def __init__(self, watched: Literal["device", "host"], skipped: int, steps: int) -> None:
         import torch
 
+        if skipped < 1 or steps < 1:
+            raise ValueError(f"a trace of {steps} steps after {skipped}: give the requests more tokens")
         kinds = torch.profiler.ProfilerActivity
-        on_gpu = watched == "device" and torch.cuda.is_available()
-        self._profiler = torch.profiler.profile(activities=[kinds.CUDA if on_gpu else kinds.CPU])
-        self._summary = on_device if watched == "device" else on_host
+        self._on_gpu = watched == "device" and torch.cuda.is_available()
+        self._profiler = torch.profiler.profile(activities=[kinds.CUDA if self._on_gpu else kinds.CPU])
+        self._summary = {"device": on_device, "host": on_host}[watched]
         self._done, self._first, self._last = 0, skipped, skipped + steps
 
     def step_done(self) -> None:
         """A step has been enqueued."""
         self._done += 1
-        if self._done in (self._first, self._last):
-            _wait_for_device()
-            if self._done == self._first:
-                self._profiler.start()
-            else:
-                self._profiler.stop()
+        if self._done == self._first:
+            self._wait()
+            self._profiler.start()
+        elif self._done == self._last:
+            self._wait()
+            self._profiler.stop()
 
-    def seen(self) -> dict[str, Any]:
+    def end(self) -> dict[str, Any]:
         """`on_device` or `on_host` of the steps.
 
         Raises:
             RuntimeError: there were too few.
         """
         if self._done < self._last:
+            if self._done >= self._first:
+                self._profiler.stop()  # PyTorch crashes at its exit otherwise
             raise RuntimeError(f"{self._done} steps, a trace wants {self._last}: give the requests more tokens")
         return self._summary(self._profiler.events(), self._last - self._first)
 
+    def _wait(self) -> None:
+        import torch
 
-def _wait_for_device() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        # A wait is a call: it would be in the host's sum.
+        if self._on_gpu:
+            torch.cuda.synchronize()
 
 
 def _kernels_and_gaps(device: list[tuple[float, float, str]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -128,18 +138,18 @@ def _dearest(times: dict[str, list[float]], steps: int) -> Spent:
     return dict(sorted(kept.items(), key=lambda item: -item[1][0]))
 
 
-def kinds_of_kernels(spent: Spent) -> Spent:
-    """With all of cuBLAS's matrix products as one: which of them a shape gets differs between equal engines."""
-    kinds: dict[str, tuple[float, float]] = {}
+def kinds(spent: Spent) -> Spent:
+    """With cuBLAS's matrix products as one kind: which of them a shape gets differs between equal engines."""
+    found: dict[str, tuple[float, float]] = {}
     for name, (us, times) in spent.items():
-        kind = "nvjet_*" if name.startswith("nvjet_") and "->" not in name else name
-        before = kinds.get(kind, (0.0, 0.0))
-        kinds[kind] = (before[0] + us, before[1] + times)
-    return kinds
+        kind = re.sub(r"nvjet_\w+", "nvjet_*", name)
+        before = found.get(kind, (0.0, 0.0))
+        found[kind] = (before[0] + us, before[1] + times)
+    return found
 
 
-def differences(of: Spent, to: Spent, count: int) -> list[tuple[str, float]]:
-    """(name, microseconds a step that `of` spends more), the largest first, whichever sign; none that `LEAST` hides."""
-    more = {name: of.get(name, (0.0, 0.0))[0] - to.get(name, (0.0, 0.0))[0] for name in [*of, *to]}
-    ordered = sorted(more.items(), key=lambda item: -abs(item[1]))
-    return [(name, us) for name, us in ordered[:count] if abs(us) > LEAST]
+def differences(of: Spent, to: Spent) -> Spent:
+    """Name -> (microseconds, times) a step that `of` spends more; none that `LEAST` hides."""
+    both = {name: (of.get(name, (0.0, 0.0)), to.get(name, (0.0, 0.0))) for name in [*of, *to]}
+    more = {name: (ours[0] - theirs[0], ours[1] - theirs[1]) for name, (ours, theirs) in both.items()}
+    return {name: each for name, each in more.items() if abs(each[0]) > LEAST}

@@ -16,7 +16,12 @@ def row(part: str, arm: str, number: int, seconds: float, **more: object) -> dic
     return base | {"decode_s": [seconds], "decoded": [40]} | more
 
 
-CELL = {"workload": "full", "requests": 4}
+CELL = {"workload": "full", "requests": 4, "arms": ["fixed"]}
+
+
+def by(*arms: str) -> dict:
+    return CELL | {"arms": list(arms)}
+
 
 ROWS = [
     {"run": "1", "part": "machine", "command": "--seconds 9", "device": "a card", "vllm": "0.32.0"},
@@ -109,11 +114,39 @@ def test_the_median_start_of_each_arm_counts():
     assert "graph capture" not in "\n".join(report.criteria_section(rows[:1])), "nothing to compare"
 
 
+def test_memory_of_engines_that_started_together_is_not_told():
+    rows = [start("fixed", 0, ("13", "4.0")), start("patched", 0, ("16", "-5.6")) | {"together": True}]
+    text = "\n".join(report.start_section(rows))
+    assert "| startup | fixed | 4b | 30.0 s | 13 s | 4.0 GiB | no |" in text
+    assert "| startup | patched | 4b | 30.0 s | 16 s |  | yes |" in text
+
+
+def test_no_speculation_is_a_target_with_high_acceptance_and_else_told():
+    rows = [
+        row("workloads", arm, number, took) | {"workload": workload}
+        for number in range(2)
+        for arm, took in (("off", 0.09), ("fixed", 0.12), ("patched", 0.1))
+        for workload in ("high", "decaying")
+        if arm != "off" or (workload == "high" and number == 0)
+    ]
+    text = "\n".join(report.criteria_section(rows))
+    assert "| throughput, high, 4 requests, patched / off | at least 1.0 | 0.900 | no |" in text
+    assert "| throughput, decaying, 4 requests, patched / off | to be told | 0.900 |  |" in text
+    lines = report.workload_section(rows, "workloads", "Throughput", ("fixed",))
+    assert "| requests | fixed | off |" in lines
+    assert any(line.startswith("| 4 | 1 to 2 |") for line in lines), "a round without off"
+    grids = report.workload_section([each for each in rows if each["arm"] != "off"], "workloads", "Grids", ("fixed",))
+    assert "| requests | fixed |" in grids
+
+
 def test_a_long_name_is_shortened_on_both_sides_of_a_gap():
-    copy, kernel = "Memcpy HtoD (Pinned -> Device)", "void fill<" + "int, " * 99
-    assert report.shortened(f"{kernel} -> {copy}") == f"{kernel[5 : 5 + report.NAME]} -> {copy}"
-    assert report.shortened(f"{copy} -> {copy}") == f"{copy} -> {copy}"
-    assert report.shortened("operator|(int)") == "operator\\|(int)"
+    copy, kernel = "Memcpy HtoD (Pinned -> Device)", "void fill<" + "int, " * 99 + "bool>"
+    left = report.shortened(f"{kernel} -> {copy}").removesuffix(f" -> {copy}`")
+    assert left.startswith("`fill<int, int, ")
+    assert left.endswith("int, bool>")
+    assert len(left) == report.NAME + 1
+    assert report.shortened(f"{copy} -> {copy}") == f"`{copy} -> {copy}`"
+    assert report.shortened("operator|(int)") == "`operator\\|(int)`"
 
 
 def test_a_slow_round_of_a_micro_benchmark_decides_nothing():
@@ -142,13 +175,13 @@ def test_a_slow_round_of_a_micro_benchmark_decides_nothing():
 
 def test_a_run_goes_on_where_another_ended(tmp_path):
     raw = tmp_path / "raw.jsonl"
-    assert Run(raw, tmp_path).rounds_left("overhead", ["fixed"], [CELL], 3) == 3
+    assert Run(raw, tmp_path).rounds_left("overhead", [CELL], 3) == 3
     raw.write_text("\n".join(map(json.dumps, ROWS)) + '\n{"cut sho')
     again = Run(raw, tmp_path)
-    assert again.rounds_left("overhead", ["fixed", "patched"], [CELL], 5) == 2
-    assert again.rounds_left("overhead", ["fixed", "upstream"], [CELL], 5) == 3, "upstream lacks a round"
-    assert again.rounds_left("overhead", ["fixed"], [CELL, CELL | {"requests": 16}], 5) == 5, "no round has all cells"
-    assert again.rounds_left("overhead", ["fixed"], [CELL], 2) == 0
+    assert again.rounds_left("overhead", [by("fixed", "patched")], 5) == 2
+    assert again.rounds_left("overhead", [CELL, by("upstream")], 5) == 3, "upstream lacks a round"
+    assert again.rounds_left("overhead", [CELL, CELL | {"requests": 16}], 5) == 5, "no round has all cells"
+    assert again.rounds_left("overhead", [CELL], 2) == 0
     assert again.has("machine", device="a card")
     assert not again.has("micro", of="metadata")
     again.record("micro", of="metadata")
@@ -175,10 +208,17 @@ def test_what_a_records_age_costs_is_counted_over_batches_that_both_answered():
 
 
 def test_the_readme_says_what_was_measured():
-    rows = json.loads(report.DATA.read_text())["never_slower"]
-    found = [
-        report.ratio(arms, "patched", ["fixed", "upstream"]) for arms in report.by_round(rows, "workloads").values()
-    ]
-    shares = [1 / each[0] for each in found if each]
+    cells = report.by_round(json.loads(report.DATA.read_text())["never_slower"], "workloads")
+
+    def share(workload: str, requests: int, arm: str, *others: str) -> float:
+        found = report.ratio(cells[workload, requests], arm, others)
+        assert found is not None
+        return 1 / found[0]
+
+    shares = [share(workload, requests, "patched", "fixed", "upstream") for workload, requests in cells]
     readme = (report.HERE.parents[1] / "README.md").read_text()
     assert f"{min(shares):.3f} to {max(shares):.3f} times the tokens of the better of" in readme
+    assert f"({share('high', 256, 'patched', 'off'):.2f} times no speculation there)" in readme
+    assert f"it gives {share('decaying', 128, 'patched', 'off'):.2f} times at 128" in readme
+    low = share("decaying", 256, "patched", "off"), share("decaying", 256, "fixed", "off")
+    assert f"{low[0]:.2f} times at 256 (fixed verification {low[1]:.2f})" in readme

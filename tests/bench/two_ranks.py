@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import rank_records
-from tests.bench.arms import ARMS, DRAFTS, Engine, EngineError, Setting
+from tests.bench.arms import ARMS, DRAFTS, PROMPT, Engine, EngineError, Setting
 from tests.bench.in_turns import Cell, in_turns
-from tests.bench.never_slower import FULL, PROMPT, WORKLOADS, Run, machine, say, started
+from tests.bench.never_slower import FULL, WORKLOADS, Run, machine, say, started
 from tests.bench.two_ranks_report import markdown
 
 RANKS = 2
