@@ -405,7 +405,7 @@ def criteria_section(rows: list[Row]) -> list[str]:
             what = f"throughput, {workload}, {requests} requests, patched / {other}"
             if others == ["off"] and workload != "high":
                 # Where few drafts are accepted, drafting itself may be a loss.
-                body.append([what, "to be told", f"{1 / found[0]:.3f}", ""])
+                body.append([what, "no target", f"{1 / found[0]:.3f}", ""])
             else:
                 state(what, f"at least {target}", 1 / found[0], 1 / found[0] >= target, 3)
     starts = by_key(

@@ -131,7 +131,7 @@ def test_no_speculation_is_a_target_with_high_acceptance_and_else_told():
     ]
     text = "\n".join(report.criteria_section(rows))
     assert "| throughput, high, 4 requests, patched / off | at least 1.0 | 0.900 | no |" in text
-    assert "| throughput, decaying, 4 requests, patched / off | to be told | 0.900 |  |" in text
+    assert "| throughput, decaying, 4 requests, patched / off | no target | 0.900 |  |" in text
     lines = report.workload_section(rows, "workloads", "Throughput", ("fixed",))
     assert "| requests | fixed | off |" in lines
     assert any(line.startswith("| 4 | 1 to 2 |") for line in lines), "a round without off"
