@@ -19,13 +19,16 @@ Parts:
   trace      PyTorch's profiler over some steps: kernels and the gaps between them, then the host's calls
   staleness  acceptance length with confidences one record older, of the bundled pair, on a CPU
 
-On an H200 host, calls of at most ten minutes each, then the report:
+On an H200 host, calls of at most ten minutes each:
 
   python -m tests.bench.never_slower --raw workloads.jsonl --only workloads --rounds 9 --part-seconds 540
   python -m tests.bench.never_slower --raw startup.jsonl --only startup --rounds 3 --part-seconds 480
   python -m tests.bench.never_slower --raw grids.jsonl --only grids --rounds 9 --part-seconds 250
   python -m tests.bench.never_slower --raw trace.jsonl --only trace --part-seconds 400
   python -m tests.bench.never_slower --raw micro.jsonl --only micro --part-seconds 120
+
+On a CPU, then the report:
+
   python -m tests.bench.never_slower --raw staleness.jsonl --only staleness --part-seconds 800
   python -m tests.bench.never_slower --report {workloads,startup,grids,trace,micro,staleness}.jsonl
 
@@ -79,6 +82,8 @@ START_S, MEASURE_S = 420.0, 120.0
 """How long an engine may take to start, and for one measurement; five times as long on a CPU."""
 START_ROOM_S = 60.0
 """A start is not begun with less time left; five times as much on a CPU."""
+TRACE_ROOM_S = 30.0
+"""Nor a trace of one engine."""
 
 
 class Run:
@@ -283,9 +288,12 @@ def workloads(run: Run, options: argparse.Namespace) -> None:
 
 
 def arms_of(options: argparse.Namespace, default: list[str]) -> list[str]:
-    """The arms that were asked for, or a part's own; upstream alone does not run on a CPU."""
+    """The arms that were asked for, or a part's own."""
     named: list[str] | None = options.arms
-    return named or (["fixed", "patched", "unpatched"] if options.size == "cpu" else default)
+    if options.size == "cpu":
+        # Upstream alone does not run there.
+        default = ["unpatched" if name == "upstream" else name for name in default]
+    return named or default
 
 
 def setting_of(
@@ -339,7 +347,7 @@ def trace(run: Run, options: argparse.Namespace) -> None:
         profile_costs(run, engines)
         for requests in (n for n in (1, 16, 128, 256) if n <= options.most):
             for name in list(engines):
-                if run.left() < 15:
+                if run.left() < TRACE_ROOM_S * patience(setting):
                     say(f"trace: out of time at {requests} requests, {name}")
                     return
                 try:

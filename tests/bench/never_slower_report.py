@@ -299,8 +299,10 @@ def shortened(name: str) -> str:
     return f"`{' -> '.join(short)}`".replace("|", "\\|")
 
 
-WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize")
+WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize")
 """Calls in which the host waits for the device."""
+OF_THE_TRACE = "cudaDeviceSynchronize"
+"""In which a trace itself waited when the recorded rows were measured; no engine calls it in a step."""
 
 
 def trace_section(rows: list[Row]) -> list[str]:
@@ -318,8 +320,10 @@ def trace_section(rows: list[Row]) -> list[str]:
     ]
     body = []
     for (requests, arm), row in traces.items():
-        waits = sum(us for name, (us, _) in row["by_host"].items() if name in WAITS)
-        spent = (row["device_us"] - row["idle_us"], row["idle_us"], row["host_us"] - waits, waits)
+        waits, own = (
+            sum(us for name, (us, _) in row["by_host"].items() if name in names) for names in (WAITS, (OF_THE_TRACE,))
+        )
+        spent = (row["device_us"] - row["idle_us"], row["idle_us"], row["host_us"] - waits - own, waits)
         body.append([str(requests), arm, str(row["steps"]), f"{row['kernels']:.1f}", *(f"{us:.0f}" for us in spent)])
     lines += table(["requests", "arm", "steps", "kernels", "busy", "idle", "host's calls", "host's waits"], body)
     pairs = {
@@ -339,7 +343,7 @@ def trace_section(rows: list[Row]) -> list[str]:
         for more in (True, False)
     )
     lines += [
-        "Patched against fixed, by requests: microseconds more (times more) a step. Kernels that run more often:",
+        "Patched against fixed, microseconds more (times more) a step, by requests. Kernels run more or less often:",
         "",
     ]
     lines += by_requests("kernel", added)
@@ -399,7 +403,8 @@ def criteria_section(rows: list[Row]) -> list[str]:
             continue
         for others, target in ((["fixed", "upstream", "unpatched"], 0.99), (["off"], 1.0)):
             found = ratio(arms, "patched", others)
-            if not found:
+            # With every draft accepted drafting pays anywhere.
+            if not found or (others == ["off"] and workload == "full"):
                 continue
             other = "off" if others == ["off"] else "best other"
             what = f"throughput, {workload}, {requests} requests, patched / {other}"
