@@ -34,6 +34,8 @@ SHAPES = {
     "8b": (36, 4096, 12288, 32, 8, 128, 151936, [1, 9, 17, 25, 33], 5, 256),
 }
 DRAFTS = 7
+PROMPT = 32
+"""Tokens of a prompt."""
 
 PLUGIN_METADATA = {
     "METADATA": "Metadata-Version: 2.1\nName: dspark-bench\nVersion: 0\n",
@@ -88,6 +90,16 @@ class Setting:
     kv_gib: float
     rejection: str = "synthetic"
     ranks: int = 1
+
+    @property
+    def drafts(self) -> int:
+        """Of a request and step."""
+        if self.size != "cpu":
+            return DRAFTS
+        from serve.profile import load
+
+        drafts: int = load("tiny-cpu").speculation("adaptive")["num_speculative_tokens"]
+        return drafts
 
 
 def write_models(size: str, folder: Path) -> tuple[str, str]:
@@ -151,13 +163,11 @@ def engine_arguments(arm: Arm, setting: Setting, folder: Path) -> dict[str, Any]
             "disable_custom_all_reduce": True,
             "worker_extension_cls": "tests.bench.rank_worker.RankWorker",
         }
-    drafts = DRAFTS
     if setting.size == "cpu":
         from serve.profile import load, resolve_model
 
         profile = load("tiny-cpu")
         speculation = dict(profile.speculation("adaptive"))
-        drafts = speculation["num_speculative_tokens"]
         shared |= {
             "model": resolve_model(profile.model),
             "max_model_len": 256,
@@ -169,7 +179,7 @@ def engine_arguments(arm: Arm, setting: Setting, folder: Path) -> dict[str, Any]
         speculation = {
             "method": "dspark",
             "model": draft,
-            "num_speculative_tokens": drafts,
+            "num_speculative_tokens": setting.drafts,
             "draft_sample_method": "probabilistic",
             "draft_load_config": {"load_format": "dummy"},
         }
@@ -191,7 +201,7 @@ def engine_arguments(arm: Arm, setting: Setting, folder: Path) -> dict[str, Any]
             "compilation_config": compilation,
         }
     if arm.speculation != "off":
-        rates = [round(0.9 ** (i + 1), 6) for i in range(drafts)]
+        rates = [round(0.9 ** (i + 1), 6) for i in range(setting.drafts)]
         shared["speculative_config"] = {
             **speculation,
             "enable_adaptive_verification": arm.speculation == "adaptive",
@@ -199,10 +209,6 @@ def engine_arguments(arm: Arm, setting: Setting, folder: Path) -> dict[str, Any]
             **({"synthetic_acceptance_rates": rates} if setting.rejection == "synthetic" else {}),
         }
     return shared
-
-
-PROMPT = 32
-"""Tokens of a prompt."""
 
 
 class EngineError(RuntimeError):

@@ -217,7 +217,7 @@ def measure(
                     return
                 try:
                     if len({c["workload"] for c in cells}) > 1 or number < 0:
-                        engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
+                        inject(engine, cell)
                     found = engine.measure(
                         allowed(run, engine),
                         requests=cell["requests"],
@@ -239,17 +239,28 @@ def cell_of(
     setting: Setting, arms: list[str], workload: str, requests: int, tokens: int, repeats: int = 1
 ) -> dict[str, Any]:
     """What `measure` measures of one workload at one number of requests."""
-    rates = WORKLOADS[workload][: drafts_of(setting)]
-    return {
-        "workload": workload,
-        "rates": rates,
-        "confidences": [min(rate, FULL) for rate in rates],
-        "spread": 0.0 if workload == "full" else SPREAD,
+    return injected(setting, workload) | {
         "requests": requests,
         "tokens": tokens_of(setting, tokens),
         "repeats": repeats,
         "arms": arms,
     }
+
+
+def injected(setting: Setting, workload: str) -> dict[str, Any]:
+    """A workload's name, and the acceptance and confidences that stand for it."""
+    rates = WORKLOADS[workload][: setting.drafts]
+    return {
+        "workload": workload,
+        "rates": rates,
+        "confidences": [min(rate, FULL) for rate in rates],
+        "spread": 0.0 if workload == "full" else SPREAD,
+    }
+
+
+def inject(engine: Engine, what: dict[str, Any]) -> None:
+    """Have an engine work on a workload, or a cell's."""
+    engine.rpc("bench_workload", what["rates"], what["confidences"], what["spread"])
 
 
 def overhead(run: Run, options: argparse.Namespace) -> None:
@@ -303,10 +314,6 @@ def setting_of(
     if options.size == "cpu":
         return Setting("cpu", 16, 0, 0.25)
     return Setting(options.size or size, requests, graph_tokens, kv_gib)
-
-
-def drafts_of(setting: Setting) -> int:
-    return 5 if setting.size == "cpu" else DRAFTS
 
 
 def tokens_that_fit(requests: int) -> int:
@@ -365,10 +372,9 @@ def trace_steps(run: Run, engine: Engine, requests: int) -> dict[str, Any]:
 
     Every draft is accepted.
     """
-    most = drafts_of(engine.setting) + 1
+    most = engine.setting.drafts + 1
     tokens, skipped, steps = steps_to_trace(requests, 1 if engine.arm.speculation == "off" else most, most)
-    cell = cell_of(engine.setting, [engine.arm.name], "full", requests, tokens)
-    engine.rpc("bench_workload", cell["rates"], cell["confidences"], cell["spread"])
+    inject(engine, injected(engine.setting, "full"))
     engine.measure(allowed(run, engine), requests=requests, tokens=tokens)
     found: dict[str, Any] = {}
     for watched in ("device", "host"):

@@ -82,9 +82,9 @@ class Trace:
 
         if skipped < 1 or steps < 1:
             raise ValueError(f"a trace of {steps} steps after {skipped}: give the requests more tokens")
-        kinds = torch.profiler.ProfilerActivity
+        activity = torch.profiler.ProfilerActivity
         self._on_gpu = watched == "device" and torch.cuda.is_available()
-        self._profiler = torch.profiler.profile(activities=[kinds.CUDA if self._on_gpu else kinds.CPU])
+        self._profiler = torch.profiler.profile(activities=[activity.CUDA if self._on_gpu else activity.CPU])
         self._summary = {"device": on_device, "host": on_host}[watched]
         self._done, self._first, self._last = 0, skipped, skipped + steps
 
@@ -138,7 +138,7 @@ def _dearest(times: dict[str, list[float]], steps: int) -> Spent:
     return dict(sorted(kept.items(), key=lambda item: -item[1][0]))
 
 
-def kinds(spent: Spent) -> Spent:
+def by_kind(spent: Spent) -> Spent:
     """With cuBLAS's matrix products as one kind: which of them a shape gets differs between equal engines."""
     found: dict[str, tuple[float, float]] = {}
     for name, (us, times) in spent.items():

@@ -75,7 +75,7 @@ def main() -> None:
             token_ms: dict[int, Times] = {}
             if not engine.rpc("bench_telemetry", True):
                 sys.exit("telemetry_engine: the engine has no step recorder")
-            rates = WORKLOADS["high"][: 5 if options.cpu else DRAFTS]
+            rates = WORKLOADS["high"][: setting.drafts]
             engine.rpc("bench_workload", rates, rates, SPREAD)
             for each in requests:
                 cell = Cell(each, options.tokens or (33 if options.cpu else 385), 600.0 if options.cpu else 120.0)

@@ -10,7 +10,7 @@ from torch.autograd import DeviceType
 
 from tests.bench import never_slower_report as report
 from tests.bench.never_slower import AFTER, BEFORE, steps_to_trace, tokens_that_fit
-from tests.bench.step_trace import Trace, differences, kinds, on_device, on_host
+from tests.bench.step_trace import Trace, by_kind, differences, on_device, on_host
 
 
 def kernel(name: str, start: float, end: float) -> SimpleNamespace:
@@ -52,7 +52,7 @@ def test_what_one_spends_more_or_less_is_told_and_half_a_microsecond_is_not():
 
 def test_matrix_products_are_one_kind_also_beside_a_gap():
     spent = {"nvjet_a": (5.0, 1.0), "nvjet_b": (2.0, 2.0), "nvjet_a -> x": (3.0, 1.0), "nvjet_b -> x": (1.0, 1.0)}
-    assert kinds(spent | {"copy": (1.0, 1.0)}) == {
+    assert by_kind(spent | {"copy": (1.0, 1.0)}) == {
         "nvjet_*": (7.0, 3.0),
         "nvjet_* -> x": (4.0, 2.0),
         "copy": (1.0, 1.0),

@@ -51,7 +51,7 @@ class Ranks:
     def __init__(self, engine: Engine, folder: Path, options: argparse.Namespace) -> None:
         self.engine, self._folder, self.options = engine, folder, options
         self.max_requests = engine.setting.max_requests
-        self.drafts = 5 if engine.setting.size == "cpu" else DRAFTS
+        self.drafts = engine.setting.drafts
 
     def every_rank(self, method: str, *args: Any) -> list[Any]:
         return self.engine.rpc_of_ranks(method, *args, seconds=self.options.longest_step)
